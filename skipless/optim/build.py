@@ -1,0 +1,76 @@
+"""From a model and a few words of config to an optimizer whose state is ordered by parameter name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from skipless.optim.soap import SOAP
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {'AdamW': torch.optim.AdamW, 'SOAP': SOAP}
+
+# Matrix-shaped parameters that are embeddings, not maps: weight decay would pull them to the origin.
+_EMBEDDINGS = ('cls_token', 'reg_token', 'pos_embed', 'mask_token')
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups, with and without weight decay, each in the order of names.
+
+    Only matrices decay: no norm, bias, token or position embedding does.
+
+    Returns:
+        Groups with ``params``, ``names`` and ``weight_decay``; empty groups are left out.
+    """
+    if weight_decay < 0:
+        raise ValueError(f'weight_decay={weight_decay}: expected a number >= 0')
+    groups: dict[bool, dict[str, Any]] = {
+        True: dict(params=[], names=[], weight_decay=weight_decay),
+        False: dict(params=[], names=[], weight_decay=0.0),
+    }
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.requires_grad:
+            group = groups[decays(name, parameter)]
+            group['params'].append(parameter)
+            group['names'].append(name)
+    return [group for group in groups.values() if group['params']]
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay applies to a parameter."""
+    return parameter.squeeze().ndim >= 2 and not name.endswith(_EMBEDDINGS)
+
+
+def build_optimizer(
+    model: nn.Module, type: str = 'AdamW', weight_decay: float = 0.05, **kwargs: Any
+) -> torch.optim.Optimizer:
+    """Build an optimizer over the trainable parameters of a model.
+
+    Args:
+        model: Any module.
+        type: ``'AdamW'`` or ``'SOAP'``.
+        weight_decay: Decoupled decay of the matrices.
+        **kwargs: Options of the optimizer, e.g. ``lr``, ``betas``, ``precondition_frequency``.
+
+    Raises:
+        ValueError: Unknown type or option, or nothing to train.
+    """
+    if type not in OPTIMIZERS:
+        raise ValueError(f'optimizer type {type!r} is not known; use one of {list(OPTIMIZERS)}')
+    cls = OPTIMIZERS[type]
+    known = set(inspect.signature(cls).parameters)
+    if cls is SOAP:
+        known |= set(inspect.signature(SOAP.__bases__[0]).parameters)
+    unknown = sorted(set(kwargs) - (known - {'params', 'kwargs'}))
+    if unknown:
+        raise ValueError(
+            f'optimizer {type} has no options {unknown}; it takes {sorted(known - {"params", "kwargs"})}'
+        )
+    groups = parameter_groups(model, weight_decay)
+    if not groups:
+        raise ValueError(f'{model.__class__.__name__} has no trainable parameters to optimise')
+    if type == 'AdamW':
+        kwargs.setdefault('fused', True)
+    return cls(groups, **kwargs)

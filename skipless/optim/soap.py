@@ -1,0 +1,65 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's factors (arXiv 2409.11321)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytorch_optimizer
+from torch import Tensor
+
+
+class SOAP(pytorch_optimizer.SOAP):
+    """`pytorch_optimizer`'s SOAP with a step count for each parameter.
+
+    The library counts steps per group, so a parameter whose gradient starts to arrive late, as DINO's last layer
+    does, would get the bias correction and refresh phase of the others and skip the first step that only collects
+    statistics. Here every parameter is a group of its own and a step without its gradient leaves it alone, which is
+    the published algorithm. As published, the first step of a parameter does not move it.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Step size.
+        betas: Decay of the first and second moment.
+        weight_decay: Decoupled decay, multiplied by ``lr``.
+        precondition_frequency: Steps between refreshes of the eigenbases.
+        max_precondition_dim: Sides longer than this are not preconditioned.
+        **kwargs: See `pytorch_optimizer.SOAP`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        weight_decay: float = 1e-2,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 8192,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            list(_one_group_each(params)),
+            lr=lr,
+            betas=tuple(betas),
+            weight_decay=weight_decay,
+            precondition_frequency=precondition_frequency,
+            max_precondition_dim=max_precondition_dim,
+            **kwargs,
+        )
+
+    def step(self, closure: Any = None) -> Any:
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if group['params'][0].grad is not None]
+        try:
+            return super().step(closure)
+        finally:
+            self.param_groups = groups
+
+
+def _one_group_each(params: Iterable[Any]) -> Iterable[dict[str, Any]]:
+    for entry in params:
+        group = entry if isinstance(entry, dict) else {'params': [entry]}
+        shared = {key: value for key, value in group.items() if key not in ('params', 'names')}
+        names = group.get('names', [None] * len(group['params']))
+        for parameter, name in zip(group['params'], names, strict=True):
+            yield {'params': [parameter], 'names': [name], **shared}

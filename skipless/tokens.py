@@ -1,0 +1,74 @@
+"""Statistics of token matrices that show collapse and conditioning, batched and without host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+
+def mean_token_cosine(x: Tensor) -> Tensor:
+    """Mean cosine between two different tokens of one image; 1 means rank collapse.
+
+    Args:
+        x: Tokens ``(..., N, D)`` with N >= 2.
+
+    Returns:
+        ``(...)`` without the last two dimensions.
+    """
+    if x.shape[-2] < 2:
+        raise ValueError(f'a cosine between tokens needs at least 2 of them, got shape {tuple(x.shape)}')
+    unit = torch.nn.functional.normalize(x.double(), dim=-1)
+    count = x.shape[-2]
+    # The squared norm of the sum holds every pair twice and the N unit diagonal terms once.
+    return (unit.sum(dim=-2).square().sum(dim=-1) - unit.square().sum(dim=(-1, -2))) / (count * (count - 1))
+
+
+def singular_values(x: Tensor) -> Tensor:
+    """Singular values ``(..., min(N, D))`` of tokens ``(..., N, D)``, float64, descending."""
+    return torch.linalg.svdvals(x.double())
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """Exponential of the entropy of the normalised squared singular values: between 1 and min(N, D).
+
+    Args:
+        x: Tokens ``(..., N, D)``.
+    """
+    return _effective_rank(singular_values(x))
+
+
+def condition_number(x: Tensor) -> Tensor:
+    """Largest over smallest singular value of tokens ``(..., N, D)``; infinite for a rank-deficient matrix."""
+    values = singular_values(x)
+    return values[..., 0] / values[..., -1]
+
+
+@torch.no_grad()
+def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tensor]:
+    """Statistics of the patch tokens after every block, averaged over images.
+
+    Condition numbers are averaged geometrically, since they span decades.
+
+    Args:
+        model: A timm ViT; its training mode is left as it is.
+        images: ``(B, 3, H, W)``, normalised.
+
+    Returns:
+        ``token_cosine``, ``effective_rank`` and ``condition_number``, each ``(L,)`` for L blocks.
+    """
+    blocks = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
+    tokens = torch.stack(blocks)
+    values = singular_values(tokens)
+    smallest = values[..., -1].clamp_min(torch.finfo(torch.float64).tiny)
+    return {
+        'token_cosine': mean_token_cosine(tokens).mean(dim=1),
+        'effective_rank': _effective_rank(values).mean(dim=1),
+        'condition_number': (values[..., 0] / smallest).log().mean(dim=1).exp(),
+    }
+
+
+def _effective_rank(values: Tensor) -> Tensor:
+    energy = values.square()
+    share = energy / energy.sum(dim=-1, keepdim=True)
+    return torch.special.entr(share).sum(dim=-1).exp()

@@ -1,0 +1,52 @@
+"""Token statistics against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import skipless
+from skipless.tokens import block_statistics, condition_number, effective_rank, mean_token_cosine
+
+
+def test_mean_token_cosine_is_the_mean_over_pairs(generator):
+    x = torch.randn(3, 7, 5, generator=generator, dtype=torch.float64)
+    for image, got in zip(x, mean_token_cosine(x), strict=True):
+        pairs = [
+            float(image[i] @ image[j] / image[i].norm() / image[j].norm())
+            for i in range(7) for j in range(7) if i != j
+        ]  # fmt: skip
+        assert float(got) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert float(mean_token_cosine(torch.ones(4, 3))) == pytest.approx(1.0)
+    assert float(mean_token_cosine(torch.eye(4))) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match='at least 2'):
+        mean_token_cosine(torch.ones(1, 3))
+
+
+def test_effective_rank_and_condition_number(generator):
+    values = torch.tensor([3.0, 2.0, 1.0, 0.5], dtype=torch.float64)
+    u, _ = torch.linalg.qr(torch.randn(9, 4, generator=generator, dtype=torch.float64))
+    v, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))
+    x = u * values @ v.T
+    share = [float(s**2 / values.square().sum()) for s in values]
+    assert float(effective_rank(x)) == pytest.approx(math.exp(-sum(p * math.log(p) for p in share)))
+    assert float(condition_number(x)) == pytest.approx(6.0)
+    assert float(effective_rank(torch.eye(5))) == pytest.approx(5.0)
+    assert float(effective_rank(torch.ones(5, 6))) == pytest.approx(1.0)
+    assert float(condition_number(torch.diag(torch.tensor([1.0, 0.0])))) == math.inf
+
+
+def test_block_statistics_measure_each_blocks_patch_tokens():
+    model = skipless.build_backbone('skipless_vit_test_patch4_32', reg_tokens=1).eval()
+    images = torch.randn(3, 3, 32, 32)
+    outputs = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *args: outputs.append(args[-1][:, 2:]))
+    found = block_statistics(model, images)
+    for i, tokens in enumerate(outputs):
+        assert float(found['token_cosine'][i]) == pytest.approx(float(mean_token_cosine(tokens).mean()))
+        assert float(found['effective_rank'][i]) == pytest.approx(float(effective_rank(tokens).mean()))
+        expected = math.prod(float(c) for c in condition_number(tokens)) ** (1 / 3)
+        assert float(found['condition_number'][i]) == pytest.approx(expected)
