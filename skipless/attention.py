@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from functools import lru_cache
+from functools import cache
 
 import torch
 from timm.layers import Attention
@@ -19,9 +19,7 @@ class XformersAttention(Attention):
     special cases that xformers has no kernel for.
     """
 
-    def forward(
-        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
         """Map tokens ``(B, N, D)`` to tokens ``(B, N, D)``."""
         plain = isinstance(self.norm, torch.nn.Identity) and self.gate is None
         if attn_mask is not None or is_causal or not plain or not _has_kernels(x.device):
@@ -67,6 +65,6 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == 'cuda'
 
 
-@lru_cache(maxsize=None)
+@cache
 def _warn_once(problem: str) -> None:
     _logger.warning('attention="xformers" was asked for, but %s; using SDPA', problem)

@@ -42,9 +42,9 @@ class ResidualFreeBlock(Block):
         self.attention_skip = attention_skip
         self.mlp_skip = mlp_skip
 
-    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
         """Map tokens ``(B, N, D)`` to tokens ``(B, N, D)``."""
-        attended = self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, **kwargs)))
+        attended = self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
         x = x + attended if self.attention_skip else attended
         transformed = self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return x + transformed if self.mlp_skip else transformed

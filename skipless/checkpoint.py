@@ -51,11 +51,7 @@ class LoadReport:
 
     @staticmethod
     def _listing(names: list[str]) -> str:
-        return (
-            'none'
-            if not names
-            else ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')
-        )
+        return 'none' if not names else ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -83,9 +79,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # garbage makes the unpickler raise anything, KeyError included
         first = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise ValueError(
-            f'checkpoint {path} is damaged or no checkpoint ({first}); use an earlier one'
-        ) from error
+        raise ValueError(f'checkpoint {path} is damaged or no checkpoint ({first}); use an earlier one') from error
     if not isinstance(content, dict):
         raise ValueError(f'checkpoint {path} holds a {type(content).__name__}; expected a dict of tensors')
     return content
@@ -180,9 +174,7 @@ def _check_architecture(model: VisionTransformer, weights: BackboneWeights, path
         )
 
 
-def _resample_position(
-    model: VisionTransformer, source: dict[str, Tensor], config: dict[str, Any] | None
-) -> list[str]:
+def _resample_position(model: VisionTransformer, source: dict[str, Tensor], config: dict[str, Any] | None) -> list[str]:
     position = source.get('pos_embed')
     if position is None or model.pos_embed is None or position.shape == model.pos_embed.shape:
         return []
@@ -207,7 +199,5 @@ def _grid(patches: int, config: dict[str, Any] | None) -> list[int]:
             return [rows, columns]
     side = math.isqrt(patches)
     if side * side != patches:
-        raise ValueError(
-            f'position embedding of {patches} patches is not square and its grid is not recorded'
-        )
+        raise ValueError(f'position embedding of {patches} patches is not square and its grid is not recorded')
     return [side, side]

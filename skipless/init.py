@@ -79,9 +79,7 @@ def resolve_recipe(init: str | dict[str, Any] | InitRecipe) -> InitRecipe | None
             raise ValueError(f'init preset {preset!r} is not known; use one of {list(PRESETS)}')
         unknown = sorted(set(fields) - set(InitRecipe.__dataclass_fields__))
         if unknown:
-            raise ValueError(
-                f'init has unknown keys {unknown}; known are {list(InitRecipe.__dataclass_fields__)}'
-            )
+            raise ValueError(f'init has unknown keys {unknown}; known are {list(InitRecipe.__dataclass_fields__)}')
         return InitRecipe(**{**PRESETS[preset].__dict__, **fields})
     raise ValueError(f'init={init!r} is not known; use one of {known} or a dict of InitRecipe fields')
 
@@ -166,9 +164,7 @@ def diagonal_dominant_pair(
     return left / root, right * root
 
 
-def scaled_orthogonal(
-    out_features: int, in_features: int, generator: torch.Generator | None = None
-) -> Tensor:
+def scaled_orthogonal(out_features: int, in_features: int, generator: torch.Generator | None = None) -> Tensor:
     """SUO weight ``(out, in)``, float64: ``max(1, sqrt(out/in))`` times a Haar-uniform semi-orthogonal matrix."""
     weight = torch.empty(out_features, in_features, dtype=torch.float64)
     gain = max(1.0, math.sqrt(out_features / in_features))
@@ -180,16 +176,14 @@ def gelu_mean(variance: Tensor) -> Tensor:
     return variance / (2 * math.pi * (1 + variance)).sqrt()
 
 
-def _init_attention_(attention: nn.Module, recipe: InitRecipe, generator: torch.Generator | None) -> None:
+# Sub-modules of timm's blocks have no common type that declares their layers, hence Any.
+def _init_attention_(attention: Any, recipe: InitRecipe, generator: torch.Generator | None) -> None:
     dim = attention.qkv.in_features
     head_dim = attention.qkv.out_features // 3 // attention.num_heads
     if head_dim * attention.num_heads != dim:
-        raise ValueError(
-            f'attention maps {dim} channels to {head_dim * attention.num_heads}; they must be equal'
-        )
+        raise ValueError(f'attention maps {dim} channels to {head_dim * attention.num_heads}; they must be equal')
     pairs = [
-        diagonal_dominant_pair(dim, head_dim, recipe.alpha, recipe.beta, generator)
-        for _ in range(attention.num_heads)
+        diagonal_dominant_pair(dim, head_dim, recipe.alpha, recipe.beta, generator) for _ in range(attention.num_heads)
     ]
     value, output = orthogonal_pair(dim, recipe.c, generator)
     query = torch.cat([q for q, _ in pairs], dim=1)
@@ -199,9 +193,9 @@ def _init_attention_(attention: nn.Module, recipe: InitRecipe, generator: torch.
     _zero_biases_(attention.qkv, attention.proj)
 
 
-def _init_mlp_(mlp: nn.Module, recipe: InitRecipe, generator: torch.Generator | None) -> None:
-    fc1 = recipe.fc1_gain * scaled_orthogonal(*mlp.fc1.weight.shape, generator=generator)
-    fc2 = recipe.fc2_gain * scaled_orthogonal(*mlp.fc2.weight.shape, generator=generator)
+def _init_mlp_(mlp: Any, recipe: InitRecipe, generator: torch.Generator | None) -> None:
+    fc1 = recipe.fc1_gain * scaled_orthogonal(mlp.fc1.out_features, mlp.fc1.in_features, generator)
+    fc2 = recipe.fc2_gain * scaled_orthogonal(mlp.fc2.out_features, mlp.fc2.in_features, generator)
     mlp.fc1.weight.copy_(fc1)
     mlp.fc2.weight.copy_(fc2)
     _zero_biases_(mlp.fc1, mlp.fc2)
@@ -209,15 +203,13 @@ def _init_mlp_(mlp: nn.Module, recipe: InitRecipe, generator: torch.Generator | 
         if mlp.fc2.bias is None:
             raise ValueError('the centred init needs an MLP with biases; build the model with proj_bias=True')
         if not isinstance(mlp.act, nn.GELU):
-            raise ValueError(
-                f'the centred init is derived for GELU, and this MLP uses {type(mlp.act).__name__}'
-            )
+            raise ValueError(f'the centred init is derived for GELU, and this MLP uses {type(mlp.act).__name__}')
         # Layer-normalised tokens have unit mean square per channel, so a hidden unit's input variance is the squared
         # norm of its row.
         mlp.fc2.bias.copy_(-fc2 @ gelu_mean(fc1.square().sum(dim=1)))
 
 
-def _zero_biases_(*layers: nn.Module) -> None:
+def _zero_biases_(*layers: nn.Linear) -> None:
     for layer in layers:
         if layer.bias is not None:
             layer.bias.zero_()

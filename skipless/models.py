@@ -42,7 +42,7 @@ class SkiplessVisionTransformer(VisionTransformer):
         recipe = resolve_recipe(init)
         if kwargs.get('drop_path_rate', 0) > 0:
             check_drop_path(kwargs['drop_path_rate'], attention_skip, mlp_skip)
-        block_fn = partial(ResidualFreeBlock, attention_skip=attention_skip, mlp_skip=mlp_skip)
+        block_fn: Any = partial(ResidualFreeBlock, attention_skip=attention_skip, mlp_skip=mlp_skip)
         super().__init__(block_fn=block_fn, attn_layer=attention_layer(attention), **kwargs)
         self.init_recipe = None if attention_skip and mlp_skip else recipe
         if kwargs.get('weight_init') != 'skip':
@@ -55,7 +55,7 @@ class SkiplessVisionTransformer(VisionTransformer):
     def _init_residual_free(self) -> None:
         # timm's constructor calls init_weights before the recipe is set; the constructor above then calls this again.
         recipe: InitRecipe | None = getattr(self, 'init_recipe', None)
-        if recipe is not None and not self.blocks[0].norm1.weight.is_meta:
+        if recipe is not None and not next(self.parameters()).is_meta:
             init_residual_free_(self, **recipe.__dict__)
 
 
@@ -71,9 +71,7 @@ def build_backbone(name: str, **kwargs: Any) -> VisionTransformer:
     """
     if not timm.is_model(name):
         near = timm.list_models(f'*{name.split("_patch")[0]}*')[:5]
-        raise ValueError(
-            f'backbone name {name!r} is not registered with timm' + (f'; near it: {near}' if near else '')
-        )
+        raise ValueError(f'backbone name {name!r} is not registered with timm' + (f'; near it: {near}' if near else ''))
     try:
         model = timm.create_model(name, **{'num_classes': 0, **kwargs})
     except (TypeError, AssertionError) as error:

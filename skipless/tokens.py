@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -57,7 +59,7 @@ def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tens
     Returns:
         ``token_cosine``, ``effective_rank`` and ``condition_number``, each ``(L,)`` for L blocks.
     """
-    blocks = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
+    blocks: Any = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
     tokens = torch.stack(blocks)
     values = singular_values(tokens)
     smallest = values[..., -1].clamp_min(torch.finfo(torch.float64).tiny)

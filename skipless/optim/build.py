@@ -65,9 +65,7 @@ def build_optimizer(
         known |= set(inspect.signature(SOAP.__bases__[0]).parameters)
     unknown = sorted(set(kwargs) - (known - {'params', 'kwargs'}))
     if unknown:
-        raise ValueError(
-            f'optimizer {type} has no options {unknown}; it takes {sorted(known - {"params", "kwargs"})}'
-        )
+        raise ValueError(f'optimizer {type} has no options {unknown}; it takes {sorted(known - {"params", "kwargs"})}')
     groups = parameter_groups(model, weight_decay)
     if not groups:
         raise ValueError(f'{model.__class__.__name__} has no trainable parameters to optimise')

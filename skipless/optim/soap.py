@@ -40,7 +40,7 @@ class SOAP(pytorch_optimizer.SOAP):
         super().__init__(
             list(_one_group_each(params)),
             lr=lr,
-            betas=tuple(betas),
+            betas=(betas[0], betas[1]),  # configs give lists
             weight_decay=weight_decay,
             precondition_frequency=precondition_frequency,
             max_precondition_dim=max_precondition_dim,

@@ -22,9 +22,7 @@ def saved(path, model, prefix='', **meta):
     return path
 
 
-@pytest.mark.parametrize(
-    'prefix', ['', 'backbone.', 'teacher.backbone.', 'backbone.vit.', 'module.backbone.']
-)
+@pytest.mark.parametrize('prefix', ['', 'backbone.', 'teacher.backbone.', 'backbone.vit.', 'module.backbone.'])
 def test_loads_every_layout_exactly(tmp_path, prefix):
     source, target = skipless.build_backbone(TEST), skipless.build_backbone(TEST)
     report = load_backbone(target, saved(tmp_path / 'x.pth', source, prefix))
@@ -40,9 +38,7 @@ def test_student_and_teacher(tmp_path):
     student, teacher = skipless.build_backbone(TEST), skipless.build_backbone(TEST)
     state = {f'student.backbone.{k}': v for k, v in student.state_dict().items()}
     state |= {f'teacher.backbone.{k}': v for k, v in teacher.state_dict().items()}
-    torch.save(
-        {'state_dict': state, 'meta': {'architecture': skipless.architecture(student)}}, tmp_path / 'x.pth'
-    )
+    torch.save({'state_dict': state, 'meta': {'architecture': skipless.architecture(student)}}, tmp_path / 'x.pth')
     for which, model in (('student', student), ('teacher', teacher)):
         read = read_backbone(tmp_path / 'x.pth', which)
         assert torch.equal(read.state_dict['cls_token'], model.cls_token)

@@ -35,9 +35,7 @@ def test_every_family_is_registered_with_the_sizes_of_its_twin():
         with torch.device('meta'):
             ours = timm.create_model(f'skipless_vit_{size}_patch16_224')
             twin = timm.create_model(f'vit_{size}_patch16_224')
-        assert {k: v.shape for k, v in ours.state_dict().items()} == {
-            k: v.shape for k, v in twin.state_dict().items()
-        }
+        assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in twin.state_dict().items()}
 
 
 # One layer is enough: layers are drawn alike, and a ViT-L of 24 would take minutes.
@@ -61,9 +59,7 @@ def test_per_head_maps_of_the_pair_are_not_what_is_conditioned(generator):
 def test_query_key_product_is_the_best_rank_h_approximation(alpha, beta):
     dim, head_dim = 40, 8
     query, key = diagonal_dominant_pair(dim, head_dim, alpha, beta, torch.Generator().manual_seed(3))
-    z = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) / math.sqrt(
-        dim
-    )
+    z = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) / math.sqrt(dim)
     m = alpha * z + beta * torch.eye(dim, dtype=torch.float64)
     u, s, vh = torch.linalg.svd(m)
     if alpha > 0:
@@ -123,9 +119,7 @@ def test_gelu_mean_against_quadrature():
 def test_centred_init_cancels_the_mean_of_the_mlp():
     def mean_share(init):
         torch.manual_seed(0)
-        model = timm.create_model(
-            'skipless_vit_test_patch4_32', embed_dim=192, num_heads=3, depth=1, init=init
-        )
+        model = timm.create_model('skipless_vit_test_patch4_32', embed_dim=192, num_heads=3, depth=1, init=init)
         mlp = model.blocks[0].mlp.double()
         tokens = torch.randn(20_000, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         tokens = torch.nn.functional.layer_norm(tokens, (192,))
@@ -176,9 +170,7 @@ def test_timm_default_init_stays_selectable():
     torch.manual_seed(4)
     ours = timm.create_model('skipless_vit_test_patch4_32', init='timm')
     torch.manual_seed(4)
-    stock = timm.create_model(
-        'vit_tiny_patch16_224', img_size=32, patch_size=4, embed_dim=64, depth=4, num_heads=2
-    )
+    stock = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=4, embed_dim=64, depth=4, num_heads=2)
     assert all(torch.equal(v, stock.state_dict()[k]) for k, v in ours.state_dict().items())
 
 

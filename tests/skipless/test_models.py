@@ -24,21 +24,14 @@ def oracle(model, image, attention_skip, mlp_skip):
     p = {k: v.detach().double() for k, v in model.state_dict().items()}
     patch = model.patch_embed.patch_size[0]
     rows, columns = image.shape[1] // patch, image.shape[2] // patch
-    pieces = (
-        image.double()
-        .reshape(3, rows, patch, columns, patch)
-        .permute(1, 3, 0, 2, 4)
-        .reshape(rows * columns, -1)
-    )
+    pieces = image.double().reshape(3, rows, patch, columns, patch).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
     x = pieces @ p['patch_embed.proj.weight'].flatten(1).T + p['patch_embed.proj.bias']
     x = torch.cat([p['cls_token'][0], x]) + p['pos_embed'][0]
     heads, dim = model.blocks[0].attn.num_heads, x.shape[1]
     norm = lambda y, name: F.layer_norm(y, (dim,), p[f'{name}.weight'], p[f'{name}.bias'], 1e-6)  # noqa: E731
     for i in range(len(model.blocks)):
         b = f'blocks.{i}.'
-        q, k, v = (norm(x, b + 'norm1') @ p[b + 'attn.qkv.weight'].T + p[b + 'attn.qkv.bias']).split(
-            dim, dim=1
-        )
+        q, k, v = (norm(x, b + 'norm1') @ p[b + 'attn.qkv.weight'].T + p[b + 'attn.qkv.bias']).split(dim, dim=1)
         out = []
         for h in range(heads):
             s = slice(h * dim // heads, (h + 1) * dim // heads)
@@ -75,9 +68,7 @@ def test_with_both_skips_equals_stock_timm_bit_for_bit():
     assert torch.equal(ours(image), stock(image))
     ours(image).sum().backward()
     stock(image).sum().backward()
-    assert all(
-        torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), stock.parameters(), strict=True)
-    )
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), stock.parameters(), strict=True))
 
 
 def test_state_dict_keys_are_timms():

@@ -83,9 +83,7 @@ def test_soap_equals_the_published_algorithm(shape, decay):
             for factor, basis in zip((oracle.left, oracle.right), state, strict=True):
                 diagonal = basis.T @ factor @ basis
                 assert torch.allclose(basis.T @ basis, torch.eye(len(basis)).double(), atol=1e-9)
-                assert torch.allclose(
-                    diagonal, torch.diag(diagonal.diagonal().sort(descending=True)[0]), atol=1e-9
-                )
+                assert torch.allclose(diagonal, torch.diag(diagonal.diagonal().sort(descending=True)[0]), atol=1e-9)
             oracle.ql, oracle.qr = state[0].clone(), state[1].clone()
         # The library's QR runs in float32 at most.
         assert torch.allclose(parameter.detach(), oracle.w, rtol=0, atol=1e-5)
@@ -143,9 +141,7 @@ def test_resume_is_exact(kind, tmp_path):
     def train(steps, saved=None):
         torch.manual_seed(0)
         model = skipless.build_backbone('skipless_vit_test_patch4_32', depth=1)
-        optimizer = build_optimizer(
-            model, kind, lr=1e-3, **({'precondition_frequency': 3} if kind == 'SOAP' else {})
-        )
+        optimizer = build_optimizer(model, kind, lr=1e-3, **({'precondition_frequency': 3} if kind == 'SOAP' else {}))
         start = 0
         if saved is not None:
             content = torch.load(saved, weights_only=True)
@@ -157,9 +153,7 @@ def test_resume_is_exact(kind, tmp_path):
             model(torch.randn(2, 3, 32, 32)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        torch.save(
-            {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': steps}, tmp_path / 'x'
-        )
+        torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': steps}, tmp_path / 'x')
         return model.state_dict()
 
     whole = train(9)
