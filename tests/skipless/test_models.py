@@ -81,11 +81,12 @@ def test_state_dict_keys_are_timms():
 
 @pytest.mark.parametrize('where', ['model', 'block'])
 def test_drop_path_needs_skips(where):
+    build = {
+        'model': lambda: timm.create_model(TEST, drop_path_rate=0.1),
+        'block': lambda: skipless.ResidualFreeBlock(8, 2, drop_path=0.1, mlp_skip=True),
+    }
     with pytest.raises(ValueError, match=r'drop_path=0\.1.*skip.*drop_path_rate=0'):
-        if where == 'model':
-            timm.create_model(TEST, drop_path_rate=0.1)
-        else:
-            skipless.ResidualFreeBlock(8, 2, drop_path=0.1, mlp_skip=True)
+        build[where]()
     timm.create_model(TEST, drop_path_rate=0.1, attention_skip=True, mlp_skip=True)
 
 
