@@ -1,0 +1,8 @@
+# MAE, ViT-micro (d 96, 12 layers), procedural scenes at 96 px, 144 patches.
+_base_ = ['_base_/scenes.py', '_base_/mae.py']
+
+model = dict(
+    backbone=dict(name='skipless_vit_tiny_patch16_224', img_size=96, patch_size=8, embed_dim=96, depth=12, num_heads=3)
+)
+train_dataloader = dict(dataset=dict(crops=dict(type='random_resized', size=96, scale=(0.5, 1.0))))
+train_cfg = dict(type='PretrainLoop', max_iters=1000)

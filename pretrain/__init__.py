@@ -1,0 +1,9 @@
+"""Stage 1: self-supervised and supervised pretraining, driven by mmengine's Runner.
+
+Importing the package registers its datasets, methods, hooks and runner, so ``custom_imports =
+dict(imports=['pretrain'])`` is all a config needs.
+"""
+
+from pretrain import data, evaluation, hooks, methods, optim, runner
+
+__all__ = ['data', 'evaluation', 'hooks', 'methods', 'optim', 'runner']

@@ -1,0 +1,64 @@
+"""Checkpoints of a pretraining run: complete, safe to load, and never half-written.
+
+A checkpoint holds tensors and plain values only, so that it can be loaded without unpickling. It is written to a
+temporary name, flushed to disk and renamed; `resume_from_newest` passes over a damaged file to the one before it.
+
+No random state is stored: every random number of a run derives from its seed, the iteration and the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.logging import print_log
+
+from skipless.checkpoint import read_checkpoint
+
+_NAME = re.compile(r'step_(\d{8})\.pth')
+POINTER = 'last_checkpoint'
+
+
+def checkpoint_path(directory: str | Path, iteration: int) -> Path:
+    """Where the checkpoint after ``iteration`` iterations lives."""
+    return Path(directory) / f'step_{iteration:08d}.pth'
+
+
+def save(state: dict[str, Any], path: Path, keep: int) -> None:
+    """Write a checkpoint, whole or not at all whenever the process is killed, then drop the oldest beyond ``keep``."""
+    write_atomically(path, lambda file: torch.save(state, file))
+    write_atomically(path.with_name(POINTER), lambda file: file.write(path.name.encode()))
+    for old in list(checkpoints(path.parent))[keep:]:
+        old.unlink(missing_ok=True)
+
+
+def checkpoints(directory: str | Path) -> Iterator[Path]:
+    """Checkpoints of a run directory, newest first."""
+    yield from sorted((p for p in Path(directory).glob('step_*.pth') if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that can be read, and its content; damaged ones are passed over with a warning."""
+    for path in checkpoints(directory):
+        try:
+            return path, read_checkpoint(path)
+        except ValueError as error:
+            print_log(f'{error}; falling back to the checkpoint before it', logger='current', level=30)
+    return None
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Call ``write(file)`` on a temporary file beside ``path``, flush it to disk and rename it into place."""
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
+    try:
+        with open(temporary, 'wb') as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""How good frozen features are while they are trained: weighted k-NN, and the classifier's own accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mmengine.dist import barrier
+from mmengine.hooks import Hook
+from mmengine.registry import DATASETS, HOOKS
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pretrain.data import collate_crops
+from pretrain.runner import PretrainRunner
+
+
+@torch.no_grad()
+def knn_accuracy(
+    train: Tensor,
+    train_labels: Tensor,
+    val: Tensor,
+    val_labels: Tensor,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> Tensor:
+    """Accuracy of the weighted nearest-neighbour vote of DINO (arXiv 2104.14294, appendix F.1).
+
+    A neighbour votes for its class with weight ``exp(cosine / temperature)``.
+
+    Args:
+        train: Features ``(M, D)`` with labels ``(M,)``.
+        val: Features ``(N, D)`` with labels ``(N,)``.
+        k: Neighbours; at most M are used.
+        temperature: Of the vote.
+
+    Returns:
+        Fraction of validation samples that are classified right, 0-d.
+    """
+    train, val = torch.nn.functional.normalize(train, dim=1), torch.nn.functional.normalize(val, dim=1)
+    classes = int(torch.maximum(train_labels.max(), val_labels.max())) + 1
+    right = torch.zeros((), device=val.device)
+    for features, labels in zip(val.split(1024), val_labels.split(1024), strict=True):
+        cosine, neighbour = (features @ train.T).topk(min(k, len(train)), dim=1)
+        votes = torch.zeros(len(features), classes, device=val.device)
+        votes.scatter_add_(1, train_labels[neighbour], (cosine / temperature).exp())
+        right += (votes.argmax(dim=1) == labels).sum()
+    return right / len(val_labels)
+
+
+@HOOKS.register_module()
+class EvaluationHook(Hook):
+    """Evaluates features on labelled images at the start (the random-features baseline), regularly and at the end.
+
+    Args:
+        train: Dataset of the neighbours, with a deterministic crop.
+        val: Dataset that is classified.
+        interval: Iterations between evaluations; at the start and end only when absent.
+        k, temperature: See `knn_accuracy`.
+        batch_size, num_workers: Of the loader.
+    """
+
+    priority = 'NORMAL'
+
+    def __init__(
+        self,
+        train: dict[str, Any],
+        val: dict[str, Any],
+        interval: int | None = None,
+        k: int = 20,
+        temperature: float = 0.07,
+        batch_size: int = 256,
+        num_workers: int = 0,
+    ) -> None:
+        if k < 1 or not temperature > 0 or (interval is not None and interval < 1):
+            raise ValueError(f'evaluation: k={k}, temperature={temperature}, interval={interval}; expected positive')
+        self.interval = interval
+        self.k = k
+        self.temperature = temperature
+        loader = dict(batch_size=batch_size, num_workers=num_workers, collate_fn=collate_crops)
+        self.loaders = [DataLoader(DATASETS.build(dataset), **loader) for dataset in (train, val)]
+
+    def before_train_iter(self, runner: PretrainRunner, batch_idx: int, data_batch: Any = None) -> None:
+        if runner.iter == 0:
+            self._evaluate(runner, 0)
+
+    def after_train_iter(
+        self,
+        runner: PretrainRunner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: dict[str, Any] | None = None,
+    ) -> None:
+        step = runner.iter + 1
+        if (self.interval and step % self.interval == 0) or step == runner.max_iters:
+            self._evaluate(runner, step)
+
+    def _evaluate(self, runner: PretrainRunner, step: int) -> None:
+        if runner.rank == 0:
+            method = runner.method
+            training = method.training
+            method.eval()
+            (train, train_labels, _), (val, val_labels, right) = (self._features(method, x) for x in self.loaders)
+            method.train(training)
+            values = {'knn': float(knn_accuracy(train, train_labels, val, val_labels, self.k, self.temperature))}
+            if right is not None:
+                values['top1'] = float(right.float().mean())
+            runner.logger.info(f'iteration {step}: ' + ', '.join(f'{k} {v:.4f}' for k, v in values.items()))
+            next(hook for hook in runner.hooks if type(hook).__name__ == 'MonitorHook').record(runner, values, step)
+        barrier()
+
+    @staticmethod
+    @torch.no_grad()
+    def _features(method: Any, loader: DataLoader) -> tuple[Tensor, Tensor, Tensor | None]:
+        features, labels, right = [], [], []
+        classify = getattr(method, 'classify', None)
+        for batch in loader:
+            images = method.data_preprocessor.normalise(batch['global_crops'][:, 0])
+            label = batch['label'].to(images.device)
+            embedded = method.embed(images).float()
+            features.append(embedded)
+            labels.append(label)
+            if classify is not None:
+                right.append(classify(embedded).argmax(dim=1) == label)
+        if (torch.cat(labels) < 0).any():
+            raise ValueError('evaluation: the dataset has unlabelled images; k-NN needs labels, so drop EvaluationHook')
+        return torch.cat(features), torch.cat(labels), torch.cat(right) if right else None

@@ -1,0 +1,295 @@
+"""What happens around a training step: schedules, monitoring, checkpoints, bad files."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from tqdm import tqdm
+
+from pretrain import checkpoint
+from pretrain.data import BadFiles
+from pretrain.losses import feature_std
+from pretrain.runner import PretrainRunner, plain
+from pretrain.schedules import cosine, resolve_steps, warmup_cosine
+from skipless import architecture
+from skipless.tokens import block_statistics
+
+
+@HOOKS.register_module()
+class ScheduleHook(Hook):
+    """Sets learning rate, weight decay and the method's own schedules for each optimizer step.
+
+    All are functions of the optimizer step alone, so accumulation and resuming do not move them.
+
+    Args:
+        warmup: Steps of linear warm-up (``int``) or its fraction of the run (``float``).
+        final_lr: Learning rate at the end, as a fraction of the base rate.
+        final_weight_decay: Weight decay at the end of its cosine; constant when absent.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self, warmup: int | float = 0, final_lr: float = 0.0, final_weight_decay: float | None = None) -> None:
+        self.warmup = warmup
+        self.final_lr = final_lr
+        self.final_weight_decay = final_weight_decay
+
+    def before_train(self, runner: PretrainRunner) -> None:
+        self.total = max(1, runner.max_iters // _accumulation(runner))
+        resolve_steps(self.warmup, self.total)
+
+    def before_run(self, runner: PretrainRunner) -> None:
+        # Before resuming, which brings the rates of the last step with it.
+        self.base = [(group['lr'], group['weight_decay']) for group in self._groups(runner)]
+
+    def before_train_iter(self, runner: PretrainRunner, batch_idx: int, data_batch: Any = None) -> None:
+        step = runner.iter // _accumulation(runner)
+        for group, (lr, decay) in zip(self._groups(runner), self.base, strict=True):
+            group['lr'] = warmup_cosine(step, self.total, lr, lr * self.final_lr, self.warmup)
+            if self.final_weight_decay is not None and decay > 0:
+                group['weight_decay'] = cosine(step, self.total, decay, self.final_weight_decay)
+        runner.method.set_schedule(step, self.total)
+
+    @staticmethod
+    def _groups(runner: PretrainRunner) -> list[dict[str, Any]]:
+        return runner.optim_wrapper.optimizer.param_groups
+
+
+@HOOKS.register_module()
+class MonitorHook(Hook):
+    """Writes what a run does to the console, to TensorBoard and to ``monitor.jsonl``; says when it goes wrong.
+
+    Values stay on the device until a step is logged. The run directory gets a ``summary.json`` at the end.
+
+    Args:
+        interval: Iterations between logged values.
+        statistics_interval: Iterations between token statistics per block (also at the start and the end).
+        images: Images of the first batch that token statistics are measured on.
+        collapse_cosine: Mean token cosine of the last block above which a collapse is reported.
+        patience: Logged steps in a row with a non-finite loss after which the run stops.
+    """
+
+    priority = 'LOW'
+
+    def __init__(
+        self,
+        interval: int = 10,
+        statistics_interval: int = 100,
+        images: int = 32,
+        collapse_cosine: float = 0.99,
+        patience: int = 3,
+    ) -> None:
+        if interval < 1 or statistics_interval < 1:
+            raise ValueError(f'monitor: intervals of {interval} and {statistics_interval} iterations; expected >= 1')
+        self.interval = interval
+        self.statistics_interval = statistics_interval
+        self.images = images
+        self.collapse_cosine = collapse_cosine
+        self.patience = patience
+        self.probe: torch.Tensor | None = None
+        self.latest: dict[str, Any] = {}
+        self.non_finite = 0
+
+    def before_train(self, runner: PretrainRunner) -> None:
+        self.started = time.time()
+        self.path = Path(runner.work_dir) / 'monitor.jsonl'
+        if runner.rank == 0:
+            self._forget_after(runner.iter)
+        self.bar = tqdm(
+            total=runner.max_iters, initial=runner.iter, desc=type(runner.method).__name__, unit='it',
+            mininterval=1.0, dynamic_ncols=True, disable=runner.rank != 0,
+        )  # fmt: skip
+
+    def before_train_iter(self, runner: PretrainRunner, batch_idx: int, data_batch: Any = None) -> None:
+        if self.probe is None:
+            preprocess = runner.method.data_preprocessor
+            self.probe = preprocess.normalise(data_batch['global_crops'][: self.images, 0])
+            if runner.iter == 0:
+                self.record(runner, self._statistics(runner))
+
+    def after_train_iter(
+        self,
+        runner: PretrainRunner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: dict[str, Any] | None = None,
+    ) -> None:
+        step = runner.iter + 1
+        last = step == runner.max_iters
+        self.bar.update()
+        values: dict[str, Any] = {}
+        if step % self.interval == 0 or last:
+            group = runner.optim_wrapper.optimizer.param_groups[0]
+            values = {key: float(value) for key, value in (outputs or {}).items()}
+            values.update(lr=group['lr'], grad_norm=float(runner.optim_wrapper.grad_norm))
+            values['weight_decay'] = max(g['weight_decay'] for g in runner.optim_wrapper.optimizer.param_groups)
+            self._check_finite(runner, values)
+            self.bar.set_postfix_str(f'loss {values["loss"]:.3f}', refresh=False)
+        if step % self.statistics_interval == 0 or last:
+            values.update(self._statistics(runner))
+        if values:
+            self.record(runner, values, step)
+
+    def after_train(self, runner: PretrainRunner) -> None:
+        self.bar.close()
+        self._summarise(runner)
+
+    @master_only
+    def record(self, runner: PretrainRunner, values: dict[str, Any], step: int | None = None) -> None:
+        """Log named values, numbers or one number a block, at an iteration."""
+        step = runner.iter if step is None else step
+        self.latest.update(values)
+        record = {'step': step, 'time': round(time.time() - self.started, 3), **values}
+        with open(self.path, 'a') as file:
+            file.write(json.dumps(_finite_or_none(record)) + '\n')
+        scalars = {}
+        for key, value in values.items():
+            if isinstance(value, list):
+                scalars.update({f'{key}/block_{i:02d}': item for i, item in enumerate(value)})
+            else:
+                scalars[key] = value
+        runner.visualizer.add_scalars(scalars, step=step)
+
+    def _statistics(self, runner: PretrainRunner) -> dict[str, Any]:
+        backbone = runner.method.monitored_backbone
+        training = backbone.training
+        backbone.eval()
+        assert self.probe is not None
+        with torch.no_grad():
+            found: dict[str, Any] = {
+                key: value.tolist() for key, value in block_statistics(backbone, self.probe).items()
+            }
+            found['feature_std'] = float(feature_std(runner.method.embed(self.probe)))
+        backbone.train(training)
+        if found['token_cosine'][-1] > self.collapse_cosine and runner.iter > 0:
+            runner.logger.warning(
+                f'iteration {runner.iter + 1}: the tokens of an image have a mean cosine of '
+                f'{found["token_cosine"][-1]:.4f} after the last block: they have collapsed onto each other and carry '
+                'no spatial information'
+            )
+        if found['feature_std'] < 0.02 and runner.iter > 0:
+            runner.logger.warning(
+                f'iteration {runner.iter + 1}: the features of different images are nearly equal '
+                f'(feature std {found["feature_std"]:.4f}, 1 when spread evenly): the representation has collapsed'
+            )
+        return found
+
+    def _check_finite(self, runner: PretrainRunner, values: dict[str, Any]) -> None:
+        bad = [key for key in ('loss', 'grad_norm') if not math.isfinite(values.get(key, 0.0))]
+        self.non_finite = self.non_finite + 1 if bad else 0
+        if not bad:
+            return
+        runner.logger.warning(f'iteration {runner.iter + 1}: {" and ".join(bad)} not finite')
+        if self.non_finite >= self.patience:
+            raise ValueError(
+                f'{" and ".join(bad)} stayed non-finite until iteration {runner.iter + 1}; lower the learning rate '
+                f'({values["lr"]:.2g}) or clip gradients, and resume from a checkpoint'
+            )
+
+    @master_only
+    def _summarise(self, runner: PretrainRunner) -> None:
+        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        method = runner.method
+        summary = {
+            'status': 'finished',
+            'method': type(method).__name__,
+            'seed': runner.seed,
+            'steps': runner.max_iters,
+            'metrics': self.latest,
+            'backbone': plain(runner.cfg.model.get('backbone', {})),
+            'architecture': architecture(method.monitored_backbone),
+            'parameters': sum(p.numel() for p in method.monitored_backbone.parameters()),
+            'cpu_seconds': round(sum(u.ru_utime + u.ru_stime for u in usage), 1),
+            'wall_seconds': round(time.time() - self.started, 1),
+        }
+        text = json.dumps(_finite_or_none(summary), indent=1)
+        checkpoint.write_atomically(self.path.with_name('summary.json'), lambda file: file.write(text.encode()))
+
+    def _forget_after(self, step: int) -> None:
+        """Drop records beyond the iteration that the run starts from, and a half-written last line."""
+        kept = []
+        if self.path.is_file():
+            for line in self.path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                # A resumed run does not measure its first step again.
+                if record['step'] <= step and step > 0:
+                    kept.append(line + '\n')
+                    self.latest.update({k: v for k, v in record.items() if k not in ('step', 'time')})
+        checkpoint.write_atomically(self.path, lambda file: file.write(''.join(kept).encode()))
+        self.path.with_name('summary.json').unlink(missing_ok=True)
+
+
+@HOOKS.register_module()
+class SaveHook(Hook):
+    """Writes a checkpoint every ``interval`` iterations and at the end, and keeps the newest ``keep``."""
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, interval: int = 500, keep: int = 2) -> None:
+        if interval < 1 or keep < 1:
+            raise ValueError(f'checkpoint: interval={interval}, keep={keep}; expected both >= 1')
+        self.interval = interval
+        self.keep = keep
+
+    def after_train_iter(
+        self,
+        runner: PretrainRunner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: dict[str, Any] | None = None,
+    ) -> None:
+        step = runner.iter + 1
+        if (step % self.interval == 0 or step == runner.max_iters) and runner.rank == 0:
+            if outputs is not None and not torch.isfinite(outputs['loss']):
+                runner.logger.warning(f'iteration {step}: loss not finite, so no checkpoint replaces the good ones')
+                return
+            checkpoint.save(runner.state(), checkpoint.checkpoint_path(runner.work_dir, step), self.keep)
+
+
+@HOOKS.register_module()
+class BadFilesHook(Hook):
+    """Counts images that could not be read, lists them in ``bad_files.txt``, and stops past ``max_rate``."""
+
+    def __init__(self, max_rate: float = 0.05) -> None:
+        self.ledger = BadFiles(max_rate)
+        self.listed = 0
+
+    def after_train_iter(
+        self,
+        runner: PretrainRunner,
+        batch_idx: int,
+        data_batch: Any = None,
+        outputs: dict[str, Any] | None = None,
+    ) -> None:
+        self.ledger.update(data_batch['bad'], seen=len(data_batch['index']))
+        files = self.ledger.files
+        if len(files) > self.listed:
+            self.listed = len(files)
+            name = 'bad_files.txt' if runner.rank == 0 else f'bad_files_rank{runner.rank}.txt'
+            (Path(runner.work_dir) / name).write_text(''.join(f'{line}\n' for line in files))
+            runner.logger.warning(f'{len(files)} image files could not be read so far; the newest: {files[-1]}')
+
+
+def _accumulation(runner: PretrainRunner) -> int:
+    return runner.optim_wrapper._accumulative_counts
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON has no infinities."""
+    if isinstance(value, dict):
+        return {key: _finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite_or_none(item) for item in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None

@@ -1,0 +1,188 @@
+"""mmengine's Runner, with a loop whose every iteration can be replayed and checkpoints that survive a kill."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.model import MMDistributedDataParallel, is_model_wrapper
+from mmengine.registry import LOOPS, RUNNERS
+from mmengine.runner import IterBasedTrainLoop, Runner
+from torch import nn
+
+from pretrain import checkpoint
+from pretrain.data import check_batch
+from pretrain.methods.base import Method
+from skipless import architecture
+from skipless.checkpoint import read_checkpoint
+
+# Keys of a config that are not arguments of the Runner but mean something to it or to us.
+_OTHER_KEYS = {
+    'custom_imports', 'compile', 'env_cfg', 'runner_type', 'activation_checkpointing', 'find_unused_parameters',
+    'model_wrapper_cfg', 'sync_bn', 'launcher',
+}  # fmt: skip
+
+
+@LOOPS.register_module()
+class PretrainLoop(IterBasedTrainLoop):
+    """Iterations until ``max_iters``, or for ``max_epochs`` passes over the data.
+
+    Before each iteration torch's generators are seeded from (seed, iteration, rank). Nothing random is carried from
+    one iteration to the next, so a resumed run draws what an uninterrupted one would have.
+
+    Raises:
+        ValueError: Not exactly one of the two lengths is given.
+    """
+
+    def __init__(self, runner: Runner, dataloader: Any, max_iters: int | None = None, max_epochs: int | None = None):
+        if (max_iters is None) == (max_epochs is None):
+            raise ValueError(f'train_cfg: give one of max_iters={max_iters} and max_epochs={max_epochs}')
+        super().__init__(runner, dataloader, max_iters=max_iters or 1)
+        check_batch(len(self.dataloader.dataset), self.dataloader.batch_size, runner.world_size)
+        if max_epochs is not None:
+            per_epoch = len(self.dataloader.dataset) // (self.dataloader.batch_size * runner.world_size)
+            self._max_iters = max_epochs * per_epoch
+        if self._max_iters < 1:
+            raise ValueError(f'train_cfg: the run would have {self._max_iters} iterations; expected at least 1')
+
+    def run_iter(self, data_batch: Any) -> None:
+        torch.manual_seed(derived_seed(self.runner.seed, self._iter, self.runner.rank))
+        super().run_iter(data_batch)
+
+
+def derived_seed(*parts: int) -> int:
+    """A 63-bit seed that any change in any part changes unpredictably."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+@RUNNERS.register_module()
+class PretrainRunner(Runner):
+    """Drives stage 1. Config keys are those of mmengine's Runner; unknown ones are an error, not ignored."""
+
+    _has_loaded: bool
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> PretrainRunner:
+        check_keys(cfg)
+        return super().from_cfg(cfg)
+
+    @property
+    def method(self) -> Method:
+        """The model without its distributed wrapper."""
+        return self.model.module if is_model_wrapper(self.model) else self.model
+
+    def register_default_hooks(self, hooks: dict[str, Any] | None = None) -> None:
+        # mmengine's own hooks read every loss back to the host at every step, know nothing of optimizer steps under
+        # gradient accumulation, and overwrite checkpoints in place.
+        defaults = dict(
+            schedule=dict(type='ScheduleHook'),
+            monitor=dict(type='MonitorHook'),
+            bad_files=dict(type='BadFilesHook'),
+            checkpoint=dict(type='SaveHook'),
+            sampler_seed=dict(type='DistSamplerSeedHook'),
+        )
+        for name, hook in (hooks or {}).items():
+            if name not in defaults:
+                raise ValueError(f'default_hooks.{name} is not known; known are {sorted(defaults)}')
+            defaults[name] = {**defaults[name], **hook}
+        for hook in defaults.values():
+            self.register_hook(hook)
+
+    def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: nn.Module) -> nn.Module:
+        if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
+            # mmengine always names a device, which torch refuses for modules on the CPU.
+            return MMDistributedDataParallel(module=model, broadcast_buffers=False)
+        return super().wrap_model(model_wrapper_cfg, model)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a run needs to go on, after the current iteration."""
+        method = self.method
+        return {
+            'state_dict': method.state_dict(),
+            'optimizer': self.optim_wrapper.state_dict(),
+            'meta': {
+                'iter': self.iter + 1,
+                'max_iters': self.max_iters,
+                'seed': self.seed,
+                'world_size': self.world_size,
+                'method': type(method).__name__,
+                'architecture': architecture(method.monitored_backbone),
+                'backbone': plain(self.cfg.model.get('backbone', {})),
+                'config': self.cfg.pretty_text,
+            },
+        }
+
+    def load_or_resume(self) -> None:
+        """Continue from ``load_from`` or the newest readable checkpoint when resuming; load weights only otherwise."""
+        if self._has_loaded:
+            return
+        if self._load_from is not None:
+            found = Path(self._load_from), read_checkpoint(self._load_from)
+        elif self._resume:
+            newest = checkpoint.newest_readable(self.work_dir)
+            if newest is None:
+                self.logger.info(f'nothing to resume in {self.work_dir}; starting from the beginning')
+                return
+            found = newest
+        else:
+            return
+        path, content = found
+        self._load(path, content)
+        self._has_loaded = True
+
+    def _load(self, path: Path, content: dict[str, Any]) -> None:
+        meta = content.get('meta', {})
+        if 'optimizer' not in content or meta.get('method') != type(self.method).__name__:
+            raise ValueError(
+                f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {meta.get("method")!r})'
+            )
+        held, wanted = meta.get('architecture'), architecture(self.method.monitored_backbone)
+        if held != wanted:
+            raise ValueError(f'{path} holds a backbone with {held} and the config asks for {wanted}')
+        try:
+            self.method.load_state_dict(content['state_dict'])
+            if self._resume:
+                self.optim_wrapper.load_state_dict(content['optimizer'])
+        except (RuntimeError, ValueError, KeyError) as error:
+            first = '; '.join(line.strip() for line in str(error).splitlines()[:3])
+            raise ValueError(f'{path} does not fit the model and optimizer of the config: {first}') from error
+        if not self._resume:
+            self.logger.info(f'loaded weights from {path}')
+            return
+        if meta['world_size'] != self.world_size:
+            self.logger.warning(
+                f'{path} was written by {meta["world_size"]} processes and is resumed by {self.world_size}: the '
+                'global batch, and with it the data that an iteration sees, changes'
+            )
+        if meta['seed'] != self.seed:
+            self.logger.info(f'continuing with the seed of the checkpoint, {meta["seed"]}')
+            self.set_randomness(seed=meta['seed'])
+        self.train_loop._iter = meta['iter']
+        self.logger.info(f'resumed {path} at iteration {meta["iter"]}')
+
+
+def check_keys(cfg: Config) -> None:
+    """Raise `ValueError` for a top-level key that looks like a misspelt one; nothing would read it.
+
+    Other unknown keys are a config's own variables.
+    """
+    known = (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'}) | _OTHER_KEYS
+    for key in set(cfg) - known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+        if near:
+            raise ValueError(f'config key {key!r} is not known; did you mean {near[0]!r}?')
+
+
+def plain(value: Any) -> Any:
+    """A config value as plain dicts and lists, which load without unpickling."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

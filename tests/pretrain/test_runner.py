@@ -1,0 +1,344 @@
+"""Stage 1 from its command line: learning, resuming, surviving bad input and kills."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from pretrain import checkpoint
+from pretrain.launch import launch, read_config
+from pretrain.runner import check_keys, derived_seed
+from skipless.checkpoint import read_backbone, read_checkpoint
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+BASE = """
+custom_imports = dict(imports=['pretrain'])
+runner_type = 'PretrainRunner'
+default_scope = 'mmengine'
+default_hooks = dict(
+    monitor=dict(interval=1, statistics_interval=4, images=4), checkpoint=dict(interval=4), schedule=dict(warmup=2)
+)
+randomness = dict(seed=3)
+visualizer = dict(type='Visualizer', vis_backends=[dict(type='TensorboardVisBackend')])
+backbone = dict(name='skipless_vit_test_patch4_32', depth=2, patch_size=8, init='centred')
+train_dataloader = dict(
+    batch_size=4, num_workers=0, sampler=dict(type='StreamSampler'), collate_fn=dict(type='collate_crops'),
+    dataset=dict(type='Scenes', length=24, size=40, crops=CROPS))
+train_cfg = dict(type='PretrainLoop', max_iters=8)
+optim_wrapper = dict(
+    constructor='PretrainOptimConstructor', optimizer=dict(type='SOAP', lr=1e-3, precondition_frequency=3))
+model = MODEL
+"""
+METHODS = {
+    'MAE': (
+        "dict(type='random_resized', size=32)",
+        "dict(type='MAE', decoder_dim=32, decoder_depth=1, decoder_heads=2, mask_ratio=0.5, backbone=backbone, "
+        "data_preprocessor=dict(type='DeviceAugment', views='flip'))",
+    ),
+    'DINO': (
+        "dict(type='multi', global_size=32, local_size=16, local_count=2)",
+        "dict(type='DINO', prototypes=32, head_hidden=32, bottleneck=16, freeze_last_layer=2, ibot_weight=1.0, "
+        "backbone=backbone, data_preprocessor=dict(type='DeviceAugment', views='dino'))",
+    ),
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(method='MAE', **replace):
+        crops, model = METHODS[method]
+        text = BASE.replace('CROPS', crops).replace('MODEL', model)
+        for old, new in replace.values():
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / f'{method}.py'
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def records(directory):
+    return [json.loads(line) for line in (Path(directory) / 'monitor.jsonl').read_text().splitlines()]
+
+
+def losses(directory):
+    return {r['step']: r['loss'] for r in records(directory) if 'loss' in r}
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('optimizer', ['SOAP', 'AdamW'])
+def test_resumed_run_equals_the_uninterrupted_one(config, tmp_path, method, optimizer):
+    soap = "optimizer=dict(type='SOAP', lr=1e-3, precondition_frequency=3)"
+    adam = dict(o=(soap, "optimizer=dict(type='AdamW', lr=1e-3)")) if optimizer == 'AdamW' else {}
+    path = config(method, **adam)
+    whole, parts = str(tmp_path / 'whole'), str(tmp_path / 'parts')
+    assert launch(path, whole) == 0
+    assert launch(path, parts) == 0
+    # As if killed between iteration 4 and 8: the newer checkpoint is gone, the record of later steps is not.
+    checkpoint.checkpoint_path(parts, 8).unlink()
+    assert launch(path, parts, resume='auto') == 0
+    assert losses(parts) == losses(whole)
+    assert sorted(losses(whole)) == list(range(1, 9))
+    a, b = (read_checkpoint(checkpoint.checkpoint_path(d, 8)) for d in (whole, parts))
+    assert all(torch.equal(a['state_dict'][k], b['state_dict'][k]) for k in a['state_dict'])
+
+
+def test_run_directory_holds_what_the_report_reads(config, tmp_path):
+    work = tmp_path / 'run'
+    assert launch(config('DINO'), str(work)) == 0
+    summary = json.loads((work / 'summary.json').read_text())
+    assert summary['status'] == 'finished'
+    assert summary['method'] == 'DINO'
+    assert summary['architecture'] == {'attention_skip': False, 'mlp_skip': False}
+    assert summary['backbone']['name'] == 'skipless_vit_test_patch4_32'
+    assert summary['steps'] == 8
+    assert summary['seed'] == 3
+    assert math.isfinite(summary['metrics']['loss'])
+    last = records(work)[-1]
+    for key in ('loss', 'grad_norm', 'lr', 'weight_decay', 'teacher_entropy', 'teacher_kl', 'feature_std'):
+        assert math.isfinite(last[key]), key
+    for key in ('token_cosine', 'effective_rank', 'condition_number'):
+        assert len(last[key]) == 2
+    assert records(work)[0]['step'] == 0
+    assert (work / 'last_checkpoint').read_text() == 'step_00000008.pth'
+    assert [p.name for p in checkpoint.checkpoints(work)] == ['step_00000008.pth', 'step_00000004.pth']
+    weights = read_backbone(work / 'step_00000008.pth', 'student')
+    assert weights.architecture == summary['architecture']
+    assert weights.config['init'] == 'centred'
+    assert any(p.name.startswith('events.out.tfevents') for p in work.rglob('*'))
+
+
+def test_gradient_accumulation_advances_schedules_once_per_step(config, tmp_path):
+    work = tmp_path / 'run'
+    assert launch(config('DINO'), str(work), cfg_options=['optim_wrapper.accumulative_counts=2']) == 0
+    rates = [r['lr'] for r in records(work) if 'lr' in r]
+    # 8 iterations are 4 steps; 2 of warm-up, then a cosine to 0.
+    expected = [0.5e-3, 1e-3, 1e-3, 0.5e-3]
+    assert rates == pytest.approx([rate for rate in expected for _ in range(2)])
+
+
+def test_random_numbers_depend_on_seed_iteration_and_rank():
+    seeds = {derived_seed(s, i, r) for s in range(8) for i in range(64) for r in range(4)}
+    assert len(seeds) == 8 * 64 * 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seed_changes_the_run(config, tmp_path):
+    path = config()
+    assert launch(path, str(tmp_path / 'a'), cfg_options=['train_cfg.max_iters=2']) == 0
+    assert launch(path, str(tmp_path / 'b'), cfg_options=['train_cfg.max_iters=2', 'randomness.seed=4']) == 0
+    assert losses(tmp_path / 'a') != losses(tmp_path / 'b')
+
+
+def test_damaged_newest_checkpoint_falls_back(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work)) == 0
+    whole = losses(work)
+    newest = checkpoint.checkpoint_path(work, 8)
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert launch(path, str(work), resume='auto') == 0
+    assert losses(work) == whole
+    read_checkpoint(newest)
+
+
+def test_kill_while_saving_leaves_the_previous_checkpoint(tmp_path):
+    good = checkpoint.checkpoint_path(tmp_path, 1)
+    checkpoint.save({'state_dict': {'a': torch.ones(2)}}, good, keep=2)
+    code = (
+        'import os, sys, torch\n'
+        'from pathlib import Path\n'
+        'from pretrain import checkpoint\n'
+        'def write(file):\n'
+        '    file.write(b"half"); file.flush(); os.kill(os.getpid(), 9)\n'
+        'checkpoint.torch.save = lambda state, file: write(file)\n'
+        'checkpoint.save({}, checkpoint.checkpoint_path(sys.argv[1], 2), keep=1)\n'
+    )
+    done = subprocess.run([sys.executable, '-c', code, str(tmp_path)], cwd=REPOSITORY)
+    assert done.returncode == -signal.SIGKILL
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == [good.name]
+    assert torch.equal(read_checkpoint(good)['state_dict']['a'], torch.ones(2))
+    path, _ = checkpoint.newest_readable(tmp_path)
+    assert path == good
+
+
+def test_killed_run_resumes_from_the_command_line(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    command = [sys.executable, 'tools/pretrain.py', path, '--work-dir', str(work)]
+    options = ['--cfg-options', 'train_cfg.max_iters=100000', 'default_hooks.checkpoint.interval=2']
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
+    process = subprocess.Popen([*command, *options], cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while not list(checkpoint.checkpoints(work)):
+        assert time.time() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    reached = int(next(checkpoint.checkpoints(work)).stem.split('_')[1])
+    options = ['--cfg-options', f'train_cfg.max_iters={reached + 2}']
+    done = subprocess.run([*command, '--resume', *options], cwd=REPOSITORY, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert sorted(losses(work))[-1] == reached + 2
+    assert json.loads((work / 'summary.json').read_text())['status'] == 'finished'
+
+
+BAD = {
+    'misspelt key': (dict(k=('optim_wrapper = ', 'optim_wraper = ')), [], "'optim_wraper'.*'optim_wrapper'"),
+    'unknown option': ({}, ['model.mask_rate=0.5'], 'mask_rate'),
+    'unknown type': ({}, ['model.type=MAEE'], 'MAEE'),
+    'unknown dataset': ({}, ['train_dataloader.dataset.type=Nope'], 'Nope'),
+    'patch': ({}, ['model.backbone.patch_size=7'], r'not a multiple of patch_size|patches of 7x7'),
+    'warm-up': ({}, ['default_hooks.schedule.warmup=50'], 'warm-up of 50 steps is longer than the run of 8'),
+    'small dataset': ({}, ['train_dataloader.batch_size=25'], '24 images, fewer than one batch of 25'),
+    'no data': ({}, ['train_dataloader.dataset.type=ImageFolder', 'train_dataloader.dataset.root=nowhere',
+                     'train_dataloader.dataset.length=None', 'train_dataloader.dataset.size=None'], 'length|nowhere'),
+    'optimizer': ({}, ['optim_wrapper.optimizer.type=Lion'], "'Lion'"),
+    'precision': ({}, ['optim_wrapper.precision=float8'], 'float8'),
+    'length': ({}, ['train_cfg.max_epochs=3'], 'max_iters=8 and max_epochs=3'),
+    'default hook': ({}, ['default_hooks.logger.type=LoggerHook'], 'default_hooks.logger'),
+    'option without value': ({}, ['model'], 'KEY=VALUE'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_bad_input_is_one_clear_sentence(config, tmp_path, capfd, case):
+    import re
+
+    replace, options, words = BAD[case]
+    assert launch(config(**replace), str(tmp_path / 'run'), cfg_options=options) == 2
+    error = capfd.readouterr().err
+    sentence = [line for line in error.splitlines() if line.startswith('error: ')]
+    assert len(sentence) == 1
+    assert re.search(words, sentence[0]), sentence
+    assert 'Traceback' not in error
+
+
+def test_missing_config_and_foreign_checkpoint(config, tmp_path, capfd):
+    assert launch(str(tmp_path / 'none.py')) == 2
+    assert 'none.py does not exist' in capfd.readouterr().err
+    assert launch(config('MAE'), str(tmp_path / 'mae'), cfg_options=['train_cfg.max_iters=2']) == 0
+    made = str(checkpoint.checkpoint_path(tmp_path / 'mae', 2))
+    assert launch(config('DINO'), str(tmp_path / 'dino'), resume=made) == 2
+    assert "no checkpoint of a DINO run (it says 'MAE')" in capfd.readouterr().err
+    skip = ['model.backbone.attention_skip=True', 'model.backbone.mlp_skip=True']
+    assert launch(config('MAE'), str(tmp_path / 'skip'), resume=made, cfg_options=skip) == 2
+    assert 'attention_skip' in capfd.readouterr().err
+    adam = ['optim_wrapper.optimizer.type=AdamW', 'optim_wrapper.optimizer.precondition_frequency=None']
+    assert launch(config('MAE'), str(tmp_path / 'adam'), resume=made, cfg_options=adam) == 2
+
+
+def test_programming_errors_keep_their_traceback(config, monkeypatch, tmp_path):
+    from pretrain.methods import MAE
+
+    monkeypatch.setattr(MAE, 'loss', lambda *args: undefined_name)  # noqa: F821
+    with pytest.raises(NameError):
+        launch(config(), str(tmp_path / 'run'))
+
+
+def test_bad_files_are_skipped_counted_and_listed(config, tmp_path, capfd):
+    folder = tmp_path / 'images'
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(folder / f'{i:02d}.png')
+    (folder / '07.png').write_bytes(b'not an image')
+    dataset = dict(
+        d=(
+            "dataset=dict(type='Scenes', length=24, size=40,",
+            f"dataset=dict(type='ImageFolder', root='{folder}',",
+        )
+    )
+    path = config(**dataset)
+    options = ['train_cfg.max_iters=10', 'default_hooks.bad_files.max_rate=0.2']
+    assert launch(path, str(tmp_path / 'run'), cfg_options=options) == 0
+    listed = (tmp_path / 'run' / 'bad_files.txt').read_text().splitlines()
+    assert len(listed) == 1
+    assert '07.png' in listed[0]
+    for i in range(30):
+        (folder / f'{i:02d}.png').write_bytes(b'not an image')
+    assert launch(path, str(tmp_path / 'again'), cfg_options=['default_hooks.bad_files.max_rate=0.001']) == 2
+    assert 'max_rate=0.001' in capfd.readouterr().err
+
+
+def test_non_finite_loss_warns_stops_and_keeps_checkpoints(config, tmp_path, capfd):
+    options = ['optim_wrapper.optimizer.lr=1e30', 'optim_wrapper.optimizer.type=AdamW',
+               'optim_wrapper.optimizer.precondition_frequency=None', 'train_cfg.max_iters=40']  # fmt: skip
+    path = config(o=(', precondition_frequency=3', ''))
+    assert launch(path, str(tmp_path / 'run'), cfg_options=options[:2] + options[3:]) == 2
+    error = capfd.readouterr().err
+    assert 'stayed non-finite' in error
+    assert 'lower the learning rate' in error
+    for saved in checkpoint.checkpoints(tmp_path / 'run'):
+        assert all(torch.isfinite(v).all() for v in read_checkpoint(saved)['state_dict'].values())
+
+
+def test_collapse_is_said_in_words(config, tmp_path, caplog):
+    paper = dict(i=("init='centred'", "init='vit_small'"), d=('depth=2', 'depth=12'), n=('max_iters=8', 'max_iters=2'))
+    assert launch(config(**paper), str(tmp_path / 'run')) == 0
+    log = next((tmp_path / 'run').rglob('*.log')).read_text()
+    assert 'collapsed onto each other' in log
+
+
+def test_amp_chooses_a_precision(config):
+    cfg = read_config(config(), None, None, 'none', True, [])
+    assert cfg.optim_wrapper.precision in ('bfloat16', 'float16')
+    assert cfg.work_dir == 'work_dirs/MAE'
+
+
+def test_amp_trains(config, tmp_path):
+    assert launch(config('DINO'), str(tmp_path / 'run'), amp=True) == 0
+    found = losses(tmp_path / 'run')
+    assert all(math.isfinite(v) for v in found.values())
+    state = read_checkpoint(checkpoint.checkpoint_path(tmp_path / 'run', 8))['state_dict']
+    assert all(v.dtype == torch.float32 for k, v in state.items() if k.startswith('teacher.'))
+
+
+def test_own_variables_in_configs_are_no_typos():
+    check_keys(Config(dict(cifar10='x', evaluation_crop={}, model={}, train_cfg={})))
+
+
+@pytest.mark.parametrize('path', sorted((REPOSITORY / 'configs' / 'pretrain').glob('*.py')), ids=lambda p: p.stem)
+def test_shipped_configs_read(path):
+    cfg = read_config(str(path), None, None, 'none', False, [])
+    check_keys(cfg)
+    assert cfg.model.type in ('DINO', 'MAE', 'Supervised')
+    assert cfg.runner_type == 'PretrainRunner'
+
+
+def test_two_processes_train_one_model(config, tmp_path):
+    """The launcher starts ranks on the CPU, one of them writes the run directory, and the losses are sane."""
+    two, one = tmp_path / 'two', tmp_path / 'one'
+    options = ['train_cfg.max_iters=4', 'optim_wrapper.optimizer.type=AdamW']
+    path = config('MAE', p=(', precondition_frequency=3', ''))
+    command = ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={29000 + os.getpid() % 900}']
+    command += ['tools/pretrain.py', path, '--launcher', 'pytorch', '--work-dir', str(two), '--cfg-options', *options]
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(
+        [sys.executable, *command, 'train_dataloader.batch_size=2'],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    assert launch(path, str(one), cfg_options=options) == 0
+    summary = json.loads((two / 'summary.json').read_text())
+    assert summary['steps'] == 4
+    # Masks and flips are drawn per rank, so the losses agree in size only; that the gradients are those of the whole
+    # batch is tested with the methods.
+    assert sorted(losses(two)) == [1, 2, 3, 4]
+    assert all(abs(losses(two)[i] - losses(one)[i]) < 0.5 for i in range(1, 5))
+    assert read_checkpoint(checkpoint.checkpoint_path(two, 4))['meta']['world_size'] == 2
