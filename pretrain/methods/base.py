@@ -60,9 +60,7 @@ class Method(BaseModel):
         raise ValueError(f"mode={mode!r}: expected 'loss' or 'tensor'")
 
     @abstractmethod
-    def loss(
-        self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None
-    ) -> dict[str, Tensor]:
+    def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
         """0-d tensors: those named ``*loss*`` are summed and trained on, the others are detached monitors."""
 
     def parse_losses(self, losses: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -111,14 +109,10 @@ def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False) -> Vis
             'classifier; leave the key out (Supervised has a num_classes of its own)'
         )
     if 'name' not in backbone:
-        raise ValueError(
-            f'backbone={dict(backbone)} has no name; expected e.g. name="skipless_vit_small_patch16_224"'
-        )
+        raise ValueError(f'backbone={dict(backbone)} has no name; expected e.g. name="skipless_vit_small_patch16_224"')
     vit = skipless.build_backbone(**backbone)
     if vit.global_pool == '':
-        raise ValueError(
-            "backbone global_pool='': pretraining needs one vector per image; use 'token' or 'avg'"
-        )
+        raise ValueError("backbone global_pool='': pretraining needs one vector per image; use 'token' or 'avg'")
     if grad_checkpointing:
         vit.set_grad_checkpointing(True)
     return vit

@@ -23,9 +23,7 @@ class Branch(nn.Module):
     State-dict keys are ``backbone.*``, ``head.*`` and, where patches have their own, ``patch_head.*``.
     """
 
-    def __init__(
-        self, backbone: VisionTransformer, head: ProjectionHead, patch_head: ProjectionHead | None
-    ) -> None:
+    def __init__(self, backbone: VisionTransformer, head: ProjectionHead, patch_head: ProjectionHead | None) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -137,9 +135,7 @@ class DINO(Method):
         self.centre = Centre(prototypes, centre_momentum)
         if ibot_weight:
             if drops_patches(vit):
-                raise ValueError(
-                    'ibot_weight > 0 needs all patches; leave patch_drop_rate out of the backbone'
-                )
+                raise ValueError('ibot_weight > 0 needs all patches; leave patch_drop_rate out of the backbone')
             self.mask_token = nn.Parameter(torch.zeros(vit.embed_dim))
             self.patch_centre = Centre(prototypes, centre_momentum)
 
@@ -158,9 +154,7 @@ class DINO(Method):
         self.teacher_temperature = linear_warmup(step, warmup, *self.teacher_temperatures)
         self.patch_teacher_temperature = linear_warmup(step, warmup, *self.patch_teacher_temperatures)
         self.momentum = cosine(step, total_steps, self.ema_momentum, 1.0)
-        self.last_layer_frozen = step < resolve_steps(
-            self.freeze_last_layer, total_steps, 'freeze_last_layer'
-        )
+        self.last_layer_frozen = step < resolve_steps(self.freeze_last_layer, total_steps, 'freeze_last_layer')
 
     def before_optimizer_step(self) -> None:
         """Keep frozen prototypes as they are: optimizers pass over what has no gradient, decay included.
@@ -177,9 +171,7 @@ class DINO(Method):
             if isinstance(module, Centre):
                 module.update()
 
-    def loss(
-        self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None
-    ) -> dict[str, Tensor]:
+    def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
         """See `Method.loss`; the losses are ``loss_dino`` and, with iBOT, ``loss_ibot``, weight included."""
         crops, batch = global_crops.shape[:2]
         images = global_crops.flatten(0, 1)
@@ -188,9 +180,7 @@ class DINO(Method):
         with torch.no_grad():
             teacher_tokens = forward_tokens(self.teacher.backbone, images)
             embeddings = self.teacher.pooled(teacher_tokens)
-            targets, entropy = self._targets(
-                self.teacher.head(embeddings), self.centre, self.teacher_temperature
-            )
+            targets, entropy = self._targets(self.teacher.head(embeddings), self.centre, self.teacher_temperature)
 
         # One forward per resolution, and one of the head for all views.
         if masked is None:
@@ -199,9 +189,7 @@ class DINO(Method):
             student_tokens = forward_tokens(self.student.backbone, images, masked.mask, self.mask_token)
         features = [self.student.pooled(student_tokens)]
         if local_crops is not None:
-            features.append(
-                self.student.pooled(forward_tokens(self.student.backbone, local_crops.flatten(0, 1)))
-            )
+            features.append(self.student.pooled(forward_tokens(self.student.backbone, local_crops.flatten(0, 1))))
         logits = self.student.head(torch.cat(features))
 
         loss = dino_loss(
@@ -220,9 +208,7 @@ class DINO(Method):
             results |= self._patch_loss(student_tokens, teacher_tokens, masked)
         return results
 
-    def _patch_loss(
-        self, student_tokens: Tensor, teacher_tokens: Tensor, masked: PatchMask
-    ) -> dict[str, Tensor]:
+    def _patch_loss(self, student_tokens: Tensor, teacher_tokens: Tensor, masked: PatchMask) -> dict[str, Tensor]:
         with torch.no_grad():
             logits = self.teacher.patch_logits(teacher_tokens, masked.indices)
             targets, entropy = self._targets(logits, self.patch_centre, self.patch_teacher_temperature)
@@ -239,9 +225,7 @@ class DINO(Method):
             return None
         height, width = images.shape[-2:]
         grid = self.student.backbone.patch_embed.dynamic_feat_size((height, width))
-        return blockwise_mask(
-            len(images), grid, self.ibot_mask_ratio, self.ibot_mask_probability, images.device
-        )
+        return blockwise_mask(len(images), grid, self.ibot_mask_ratio, self.ibot_mask_probability, images.device)
 
     def _targets(self, logits: Tensor, centre: Centre, temperature: float) -> tuple[Tensor, Tensor]:
         if self.training:

@@ -51,13 +51,9 @@ class MAE(Method):
         vit = build_vit(backbone, grad_checkpointing)
         embed = vit.patch_embed
         if vit.pos_embed is None:
-            raise ValueError(
-                "backbone pos_embed='none': MAE cannot tell where a visible patch was; leave the key out"
-            )
+            raise ValueError("backbone pos_embed='none': MAE cannot tell where a visible patch was; leave the key out")
         if vit.global_pool in ('map', 'prr') or drops_patches(vit):
-            raise ValueError(
-                "backbone global_pool='map' or patch_drop_rate has no use in MAE; leave both out"
-            )
+            raise ValueError("backbone global_pool='map' or patch_drop_rate has no use in MAE; leave both out")
         visible_count(embed.num_patches, mask_ratio)  # complain now, not in the first step
         if fixed_position:
             set_fixed_position(vit)
@@ -80,9 +76,7 @@ class MAE(Method):
     def monitored_backbone(self) -> VisionTransformer:
         return self.backbone
 
-    def loss(
-        self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None
-    ) -> dict[str, Tensor]:
+    def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
         """See `Method.loss`; every global crop is a sample of its own."""
         images = global_crops.flatten(0, 1)
         if tuple(images.shape[-2:]) != tuple(self.backbone.patch_embed.img_size):
@@ -92,9 +86,7 @@ class MAE(Method):
             )
         tokens = embed_tokens(self.backbone, images)
         prefix = self.backbone.num_prefix_tokens
-        visible_at, masked_at = random_masking(
-            len(images), tokens.shape[1] - prefix, self.mask_ratio, images.device
-        )
+        visible_at, masked_at = random_masking(len(images), tokens.shape[1] - prefix, self.mask_ratio, images.device)
 
         visible = take(tokens[:, prefix:], visible_at)
         tokens = encode_tokens(self.backbone, torch.cat([tokens[:, :prefix], visible], dim=1))

@@ -50,9 +50,7 @@ class Supervised(Method):
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.mixtures = [
-            (mix, alpha)
-            for mix, alpha in ((mixup, mixup_alpha), (cutmix, cutmix_alpha))
-            if _used(mix.__name__, alpha)
+            (mix, alpha) for mix, alpha in ((mixup, mixup_alpha), (cutmix, cutmix_alpha)) if _used(mix.__name__, alpha)
         ]
         self.backbone = build_vit(backbone, grad_checkpointing)
         self.head = nn.Linear(self.backbone.num_features, num_classes)
@@ -68,18 +66,14 @@ class Supervised(Method):
         """Logits ``(B, C)``, float32, of the features ``(B, D)`` that `embed` gives."""
         return self.head(features).float()
 
-    def loss(
-        self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None
-    ) -> dict[str, Tensor]:
+    def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
         """See `Method.loss`; every global crop is a sample of its own. ``top1`` is a share in [0, 1]."""
         label = self._check_labels(label).repeat(len(global_crops))
         images, other, weight = self._mix(global_crops.flatten(0, 1), label)
         logits = self.classify(self.pooled(forward_tokens(self.backbone, images)))
         loss = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
         if weight < 1:
-            loss = weight * loss + (1 - weight) * F.cross_entropy(
-                logits, other, label_smoothing=self.label_smoothing
-            )
+            loss = weight * loss + (1 - weight) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)
         return {'loss': loss, 'top1': (logits.detach().argmax(dim=-1) == label).float().mean()}
 
     def _mix(self, images: Tensor, label: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -162,18 +162,12 @@ def test_mae_targets_are_normalised_by_the_unbiased_variance(shape):
     targets = mae_targets(torch.tensor(images), (4, 4))
     patches = patchify(torch.tensor(images), (4, 4)).numpy()
     mean, variance = patches.mean(-1, keepdims=True), patches.var(-1, ddof=1, keepdims=True)
-    np.testing.assert_allclose(
-        targets.numpy(), (patches - mean) / np.sqrt(variance + 1e-6), rtol=1e-4, atol=1e-5
-    )
-    assert torch.allclose(
-        mae_targets(torch.tensor(images), (4, 4), normalise=False).double(), torch.tensor(patches)
-    )
+    np.testing.assert_allclose(targets.numpy(), (patches - mean) / np.sqrt(variance + 1e-6), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(mae_targets(torch.tensor(images), (4, 4), normalise=False).double(), torch.tensor(patches))
 
 
 def test_mae_targets_of_a_flat_patch_are_zero():
-    assert torch.equal(
-        mae_targets(torch.full((1, 3, 4, 4), 0.7), (4, 4)).round(decimals=3), torch.zeros(1, 1, 48)
-    )
+    assert torch.equal(mae_targets(torch.full((1, 3, 4, 4), 0.7), (4, 4)).round(decimals=3), torch.zeros(1, 1, 48))
 
 
 def test_mae_loss_is_the_mean_square():

@@ -31,9 +31,7 @@ def test_random_masking_repeats_under_a_seed():
     assert not torch.equal(first[0], other[0])
 
 
-@pytest.mark.parametrize(
-    ('patches', 'ratio', 'visible'), [(196, 0.75, 49), (64, 0.99, 1), (10, 0.9, 1), (4, 0.01, 3)]
-)
+@pytest.mark.parametrize(('patches', 'ratio', 'visible'), [(196, 0.75, 49), (64, 0.99, 1), (10, 0.9, 1), (4, 0.01, 3)])
 def test_visible_count_leaves_patches_on_both_sides(patches, ratio, visible):
     assert visible_count(patches, ratio) == visible
 
@@ -84,8 +82,6 @@ def test_blockwise_mask_is_made_of_blocks():
 
 def test_different_images_are_masked_every_time():
     torch.manual_seed(0)
-    chosen = torch.stack(
-        [blockwise_mask(8, (4, 4), (0.2, 0.4), 0.25, 'cpu').mask.any(dim=1) for _ in range(400)]
-    )
+    chosen = torch.stack([blockwise_mask(8, (4, 4), (0.2, 0.4), 0.25, 'cpu').mask.any(dim=1) for _ in range(400)])
     assert torch.equal(chosen.sum(dim=1), torch.full((400,), 2))
     assert torch.allclose(chosen.float().mean(dim=0), torch.full((8,), 0.25), atol=0.11)

@@ -18,9 +18,7 @@ ARMS = {
     'MLP skip': dict(name='skipless_vit_test_patch4_32', mlp_skip=True, **SIZE),
     'skip': dict(name='skipless_vit_test_patch4_32', attention_skip=True, mlp_skip=True, **SIZE),
     'stock timm': dict(name='vit_tiny_patch16_224', **SIZE),
-    'registers, average': dict(
-        name='vit_tiny_patch16_224', reg_tokens=2, class_token=False, global_pool='avg', **SIZE
-    ),
+    'registers, average': dict(name='vit_tiny_patch16_224', reg_tokens=2, class_token=False, global_pool='avg', **SIZE),
 }
 METHODS = {
     'DINO': dict(type='DINO', prototypes=32, head_hidden=32, bottleneck=16),
@@ -91,9 +89,7 @@ def test_one_train_step_through_mmengine_in_bfloat16(method):
     model.after_optimizer_step()
     assert log['loss'].isfinite()
     assert all(p.dtype == torch.float32 for p in model.parameters())
-    assert any(
-        not torch.equal(a, b) for a, b in zip(before, model.monitored_backbone.parameters(), strict=True)
-    )
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.monitored_backbone.parameters(), strict=True))
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -185,9 +181,7 @@ def test_mask_token_takes_the_place_of_patch_embeddings(options):
     embed, vit.patch_embed = vit.patch_embed, Masked(vit.patch_embed)
     assert torch.equal(masked, vit.forward_features(images))
     vit.patch_embed = embed
-    assert torch.equal(
-        forward_tokens(vit, images, torch.zeros_like(mask), token), vit.forward_features(images)
-    )
+    assert torch.equal(forward_tokens(vit, images, torch.zeros_like(mask), token), vit.forward_features(images))
 
 
 @pytest.mark.parametrize('pool', ['token', 'avg'])

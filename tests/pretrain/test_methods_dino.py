@@ -139,9 +139,7 @@ def test_patch_loss_equals_the_definition_patch_by_patch(separate, monkeypatch):
 
 def test_without_patch_loss_nothing_of_it_exists():
     plain, patches = build(), build(ibot_weight=1.0, ibot_separate_head=True)
-    assert [
-        key for key in plain.state_dict() if 'mask' in key or 'patch_head' in key or 'patch_centre' in key
-    ] == []
+    assert [key for key in plain.state_dict() if 'mask' in key or 'patch_head' in key or 'patch_centre' in key] == []
     extra = {key for key in patches.state_dict() if key not in plain.state_dict()}
     assert {'mask_token', 'patch_centre.value', 'student.patch_head.last_layer.weight'} <= extra
     assert set(patches(**crops())) - set(plain(**crops())) == {'loss_ibot', 'patch_entropy', 'patch_kl'}
@@ -178,9 +176,7 @@ def test_teacher_is_the_exponential_moving_average_in_closed_form():
         assert model.momentum == pytest.approx(momentum, abs=1e-12)
         product *= momentum
         model.after_optimizer_step()
-    for teacher, first, student in zip(
-        model.teacher.parameters(), start, model.student.parameters(), strict=True
-    ):
+    for teacher, first, student in zip(model.teacher.parameters(), start, model.student.parameters(), strict=True):
         expected = student.double() + (first - student.double()) * product
         assert (teacher.double() - expected).abs().max() < 1e-6
     assert model.set_schedule(40, 40) is None
@@ -313,9 +309,7 @@ def test_projection_head_gives_cosines_with_prototypes():
 
 def test_one_forward_per_resolution():
     model, shapes = build(), []
-    model.student.backbone.patch_embed.register_forward_pre_hook(
-        lambda _, args: shapes.append(tuple(args[0].shape))
-    )
+    model.student.backbone.patch_embed.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
     model(**crops(batch=4, local=3))
     assert shapes == [(8, 3, 16, 16), (12, 3, 8, 8)]
 
@@ -324,9 +318,7 @@ def test_local_crops_need_a_dynamic_image_size():
     assert build().student.backbone.dynamic_img_size
     model = build(backbone=dict(BACKBONE, dynamic_img_size=False))
     model(**crops(local=0))
-    with pytest.raises(
-        ValueError, match=r'8x8 pixels given to a backbone built for 16x16; .* dynamic_img_size=True'
-    ):
+    with pytest.raises(ValueError, match=r'8x8 pixels given to a backbone built for 16x16; .* dynamic_img_size=True'):
         model(**crops())
     with pytest.raises(ValueError, match='10x10 pixels cannot be cut into patches of 4x4'):
         build()(torch.randn(2, 2, 3, 16, 16), torch.randn(1, 2, 3, 10, 10))

@@ -10,9 +10,7 @@ from mmengine.optim import OptimWrapper
 
 from pretrain.methods import DINO
 
-BACKBONE = dict(
-    name='skipless_vit_test_patch4_32', img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2
-)
+BACKBONE = dict(name='skipless_vit_test_patch4_32', img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2)
 STEPS = 3
 
 
@@ -40,9 +38,7 @@ def train(model, method, ranks, rank):
 
 def build():
     torch.manual_seed(0)
-    return DINO(
-        BACKBONE, prototypes=12, head_hidden=16, bottleneck=8, ema_momentum=0.9, freeze_last_layer=1
-    ).train()
+    return DINO(BACKBONE, prototypes=12, head_hidden=16, bottleneck=8, ema_momentum=0.9, freeze_last_layer=1).train()
 
 
 def rank_state(rank, folder):

@@ -10,9 +10,7 @@ from pretrain.methods.heads import Decoder, sincos_position
 from pretrain.methods.mae import take
 from skipless import architecture
 
-BACKBONE = dict(
-    name='skipless_vit_test_patch4_32', img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2
-)
+BACKBONE = dict(name='skipless_vit_test_patch4_32', img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2)
 DECODER = dict(decoder_dim=32, decoder_depth=1, decoder_heads=2)
 
 
@@ -61,9 +59,7 @@ def test_loss_equals_the_definition(split, options, normalise):
         prediction = decoder.predict(decoder.norm(decoder.blocks(full)))[:, count:].double().numpy()
     target = patchify(images, (4, 4)).double().numpy()
     if normalise:
-        target = (target - target.mean(-1, keepdims=True)) / np.sqrt(
-            target.var(-1, ddof=1, keepdims=True) + 1e-6
-        )
+        target = (target - target.mean(-1, keepdims=True)) / np.sqrt(target.var(-1, ddof=1, keepdims=True) + 1e-6)
     error = ((prediction - target) ** 2).mean(-1)
     assert loss.item() == pytest.approx(error[:, masked.numpy()].mean(), rel=1e-5)
     assert loss.item() != pytest.approx(error.mean(), rel=1e-3)  # visible patches do not count

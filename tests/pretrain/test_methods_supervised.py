@@ -5,9 +5,7 @@ import torch
 from pretrain.methods import Supervised
 from pretrain.methods.supervised import cutmix, mixup
 
-BACKBONE = dict(
-    name='skipless_vit_test_patch4_32', img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2
-)
+BACKBONE = dict(name='skipless_vit_test_patch4_32', img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2)
 
 
 def build(seed=0, backbone=BACKBONE, num_classes=3, **options):
