@@ -1,0 +1,78 @@
+# The main job: on the embedded scenes, does a skipless ViT learn dense features, and does its init matter?
+# Run by tools/compare.py; paths are relative to this file.
+title = 'Cutting the skip, in minutes'
+description = (
+    'Vision Transformers with and without skip connections learn from procedural scenes by masked '
+    'autoencoding, without labels. What their frozen features know about class and depth of every pixel is '
+    'then read out by linear probes.'
+)
+seeds = [0]
+jobs = 2  # runs at a time; they share the cores
+
+_micro = dict(img_size=96, patch_size=8, embed_dim=96, depth=12, num_heads=3)
+_skip = dict(name='vit_tiny_patch16_224', **_micro)
+_skipless = dict(name='skipless_vit_tiny_patch16_224', **_micro)
+
+arms = dict(
+    skip_adamw=dict(
+        label='skip + AdamW',
+        pretrain='../pretrain/mae_vit_micro_scenes.py',
+        options=dict(
+            model=dict(backbone=_skip),
+            optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+        ),
+    ),
+    skipless_soap=dict(
+        label='skipless + init + SOAP',
+        pretrain='../pretrain/mae_vit_micro_scenes.py',
+        options=dict(
+            model=dict(backbone=dict(**_skipless, init='centred')),
+            optim_wrapper=dict(optimizer=dict(type='SOAP', lr=3e-3)),
+        ),
+    ),
+    control=dict(
+        label='skipless + default init + AdamW',
+        pretrain='../pretrain/mae_vit_micro_scenes.py',
+        options=dict(
+            model=dict(backbone=dict(**_skipless, init='timm')),
+            optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+        ),
+    ),
+    # The skipless network with its init, before it has learned anything.
+    random=dict(
+        label='random weights',
+        backbone=dict(**_skipless, init='centred'),
+    ),
+)
+
+pretrain_options = dict(train_cfg=dict(max_iters=600))
+
+probes = dict(
+    segmentation=dict(
+        label='single-layer segmentation',
+        config='../dense/linear_single_scenes_seg.py',
+        options=dict(model=dict(decode_head=dict(in_channels=96))),
+        metrics=['mIoU'],
+    ),
+    segmentation_multi=dict(
+        label='multi-scale segmentation',
+        config='../dense/linear_multi_scenes_seg.py',
+        options=dict(model=dict(decode_head=dict(in_channels=[96, 96, 96, 96]))),
+        metrics=['mIoU'],
+    ),
+    depth=dict(
+        label='single-layer depth',
+        config='../dense/linear_single_scenes_depth.py',
+        options=dict(model=dict(decode_head=dict(in_channels=96))),
+        metrics=['delta1', 'abs_rel'],
+    ),
+)
+
+# Checked at the end, and told in words. A negative control is expected not to lead.
+expectations = [
+    dict(better='skipless_soap', than='random', metric='segmentation.mIoU', margin=3.0),
+    dict(better='skipless_soap', than='random', metric='depth.delta1', margin=3.0),
+    dict(better='control', than='random', metric='segmentation.mIoU', margin=3.0, holds=False),
+]
+
+pictures = 4

@@ -1,0 +1,319 @@
+"""A comparison: some arms, pretrained and probed alike, over some seeds.
+
+This module reads and checks the comparison's config. :mod:`dense.runs` plans the command lines it takes,
+:mod:`dense.jobs` executes them, and :mod:`dense.report` makes a page of their results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+
+PRETRAIN = 'pretrain'
+REPORT = 'report'
+AT_START = '@start'
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the result table: ``value * scale`` is printed with ``digits`` decimals and ``unit``.
+
+    ``key`` is one of a summary.json's ``metrics``, possibly of a subset (``'cross_scene/delta1'``).
+    With ``@start`` behind it, it is the first such value in a pretraining's monitor.jsonl: what the network
+    gives before it has learned.
+    """
+
+    key: str
+    label: str
+    higher_is_better: bool
+    unit: str = ''
+    scale: float = 1.0
+    digits: int = 1
+
+
+# What a config need not spell out, for the names under which our tools report.
+KNOWN_METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric('knn', 'k-NN accuracy', True, '%', 100.0),
+        Metric('top1', 'accuracy', True, '%', 100.0),
+        Metric('loss', 'training loss', False, digits=3),
+        Metric('mIoU', 'mIoU', True, '%'),
+        Metric('mAcc', 'mean class accuracy', True, '%'),
+        Metric('aAcc', 'pixel accuracy', True, '%'),
+        Metric('delta1', 'δ1', True, '%', 100.0),
+        Metric('delta2', 'δ2', True, '%', 100.0),
+        Metric('delta3', 'δ3', True, '%', 100.0),
+        Metric('abs_rel', 'AbsRel', False, digits=3),
+        Metric('rmse', 'RMSE', False, 'm', digits=3),
+        Metric('log10', 'log10', False, digits=3),
+        Metric('silog', 'SILog', False, digits=2),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison. ``pretrain=None`` is a baseline: ``backbone`` with random weights."""
+
+    name: str
+    label: str
+    pretrain: Path | None
+    options: dict[str, Any] = field(default_factory=dict)
+    backbone: dict[str, Any] = field(default_factory=dict)
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A dense task trained on every arm's frozen backbone."""
+
+    name: str
+    label: str
+    config: Path
+    metrics: tuple[Metric, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A claim to check: ``better`` leads ``than`` by at least ``margin`` (in the table's unit) on ``metric``.
+
+    ``metric`` is ``'<probe>.<key>'`` or ``'pretrain.<key>'``. With ``holds=False`` the claim is the
+    opposite, that it does *not* lead by that much: what a negative control is expected to show.
+    """
+
+    better: str
+    than: str
+    metric: str
+    margin: float = 0.0
+    holds: bool = True
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A validated comparison config; see ``configs/experiments`` for examples."""
+
+    title: str
+    arms: dict[str, Arm]
+    seeds: tuple[int, ...]
+    probes: dict[str, Probe] = field(default_factory=dict)
+    pretrain_metrics: tuple[Metric, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
+    description: str = ''
+    pretrain_options: dict[str, Any] = field(default_factory=dict)
+    probe_options: dict[str, Any] = field(default_factory=dict)
+    pictures: int = 4
+    jobs: int = 1
+
+    @property
+    def columns(self) -> dict[str, Metric]:
+        """Every metric of the table under its full name, ``'<probe>.<key>'`` or ``'pretrain.<key>'``."""
+        columns = {f'{PRETRAIN}.{metric.key}': metric for metric in self.pretrain_metrics}
+        for probe in self.probes.values():
+            columns |= {f'{probe.name}.{metric.key}': metric for metric in probe.metrics}
+        return columns
+
+    def baseline_of(self, arm: Arm) -> str | None:
+        """The arm that ``arm`` is measured against: the one it names, or the only random-weights arm."""
+        if arm.baseline is not None or arm.pretrain is None:
+            return arm.baseline
+        random = [other.name for other in self.arms.values() if other.pretrain is None]
+        return random[0] if len(random) == 1 else None
+
+
+def load(path: Path, options: Mapping[str, Any] | None = None) -> Comparison:
+    """Read and check a comparison config. Paths in it are relative to the config file.
+
+    Raises:
+        FileNotFoundError, ValueError, TypeError: in one sentence, what is wrong with which key.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f'no comparison config at {path}')
+    config = read_config(path, options or {})
+    here = path.resolve().parent
+    where = path.name
+    given = {key: value for key, value in config.items() if not key.startswith('_')}
+    for key in ('custom_imports', 'default_scope', 'work_dir'):
+        given.pop(key, None)
+    arms = _mapping(given.get('arms', {}), f'{where}: arms')
+    probes = _mapping(given.get('probes', {}), f'{where}: probes')
+    comparison = _fill(
+        Comparison,
+        given
+        | {
+            'arms': {name: _arm(name, entry, here, where) for name, entry in arms.items()},
+            'probes': {name: _probe(name, entry, here, where) for name, entry in probes.items()},
+            'seeds': _seeds(given.get('seeds', ()), where),
+            'pretrain_metrics': _metrics(given.get('pretrain_metrics', ()), f'{where}: pretrain_metrics'),
+            'expectations': tuple(
+                _fill(Expectation, entry, f'{where}: expectations[{index}]')
+                for index, entry in enumerate(given.get('expectations', ()))
+            ),
+            'pretrain_options': flatten(given.get('pretrain_options', {})),
+            'probe_options': flatten(given.get('probe_options', {})),
+        },
+        where,
+    )
+    _check(comparison, where)
+    return comparison
+
+
+def flatten(options: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+    """Nested options as ``{'a.b.c': value}``, the form of ``--cfg-options``."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f'{prefix}{key}.')
+        else:
+            flat[f'{prefix}{key}'] = value
+    return flat
+
+
+def read_config(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The config at ``path`` with ``options`` (flat) merged, as a plain dict."""
+    with quiet():
+        # A config of the other stage is only read here, so the modules it asks for are not imported.
+        config = Config.fromfile(path, import_custom_modules=False)
+    if options:
+        config.merge_from_dict(dict(options))
+    return config.to_dict()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without mmengine's log lines below a warning: they belong into the log of a run."""
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+Entry = TypeVar('Entry')
+
+
+def _fill(kind: type[Entry], given: Mapping[str, Any], where: str) -> Entry:
+    """``kind(**given)``, with unknown and missing keys reported by name."""
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise ValueError(f'{where}: unknown key {key!r}; known are {", ".join(known)}')
+    for key, item in known.items():
+        required = item.default is MISSING and item.default_factory is MISSING
+        if required and key not in given:
+            raise ValueError(f'{where}: {key!r} is missing')
+    return kind(**given)
+
+
+def _arm(name: str, entry: Any, here: Path, where: str) -> Arm:
+    where = f'{where}: arms.{name}'
+    entry = _mapping(entry, where)
+    source = entry.get('pretrain')
+    arm = _fill(
+        Arm,
+        {'label': name}
+        | entry
+        | {
+            'name': name,
+            'pretrain': None if source is None else _config_path(source, here, f'{where}.pretrain'),
+            'options': flatten(entry.get('options', {})),
+        },
+        where,
+    )
+    if arm.pretrain is None and 'name' not in arm.backbone:
+        raise ValueError(f'{where}: without pretrain it needs backbone=dict(name=...) for its random weights')
+    if arm.pretrain is None and arm.options:
+        raise ValueError(f'{where}: options are for its pretraining, and it has none')
+    return arm
+
+
+def _probe(name: str, entry: Any, here: Path, where: str) -> Probe:
+    where = f'{where}: probes.{name}'
+    entry = _mapping(entry, where)
+    if not entry.get('config') or not entry.get('metrics'):
+        raise ValueError(f'{where}: it needs config=... and metrics=...')
+    filled = {
+        'name': name,
+        'config': _config_path(entry['config'], here, f'{where}.config'),
+        'metrics': _metrics(entry['metrics'], f'{where}.metrics'),
+        'options': flatten(entry.get('options', {})),
+    }
+    return _fill(Probe, {'label': name} | entry | filled, where)
+
+
+def _metrics(given: Any, where: str) -> tuple[Metric, ...]:
+    """From ``['mIoU', ...]`` or ``dict(mIoU=dict(label=...), ...)``; a known one needs only its name."""
+    given = [given] if isinstance(given, str) else given
+    entries = given.items() if isinstance(given, Mapping) else [(key, {}) for key in given]
+    metrics = []
+    for key, entry in entries:
+        given_entry = _mapping(entry, f'{where}.{key}')
+        metrics.append(_fill(Metric, _known(key) | given_entry, f'{where}.{key}'))
+    return tuple(metrics)
+
+
+def _known(key: str) -> dict[str, Any]:
+    subset, _, plain = key.rpartition('/')
+    name, start, _ = plain.partition(AT_START)
+    if name not in KNOWN_METRICS:
+        return {'key': key, 'label': key}
+    metric = KNOWN_METRICS[name]
+    parts = [subset.replace('_', '-'), metric.label, 'before training' if start else '']
+    return asdict(metric) | {'key': key, 'label': ' '.join(filter(None, parts))}
+
+
+def _seeds(given: Any, where: str) -> tuple[int, ...]:
+    seeds = (given,) if isinstance(given, int) else tuple(given)
+    if not seeds or len(set(seeds)) != len(seeds) or not all(isinstance(seed, int) for seed in seeds):
+        raise ValueError(f'{where}: seeds={list(seeds)} must be one or more different integers')
+    return seeds
+
+
+def _mapping(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise TypeError(f'{where} must be a dict, not {entry!r}')
+    return dict(entry)
+
+
+def _config_path(given: Any, here: Path, where: str) -> Path:
+    path = (here / str(given)).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f'{where}: no config at {path}')
+    return path
+
+
+def _check(comparison: Comparison, where: str) -> None:
+    if not comparison.arms:
+        raise ValueError(f'{where}: arms is empty, there is nothing to compare')
+    if not comparison.columns:
+        raise ValueError(f'{where}: give probes or pretrain_metrics, otherwise there is nothing to report')
+    _check_names(comparison.arms, {REPORT}, f'{where}: arms')
+    _check_names(comparison.probes, {PRETRAIN}, f'{where}: probes')
+    for arm in comparison.arms.values():
+        if arm.baseline is not None and arm.baseline not in comparison.arms:
+            raise ValueError(f'{where}: arms.{arm.name}.baseline={arm.baseline!r} is not one of the arms')
+    for index, claim in enumerate(comparison.expectations):
+        for key, name, choices in (
+            ('better', claim.better, comparison.arms),
+            ('than', claim.than, comparison.arms),
+            ('metric', claim.metric, comparison.columns),
+        ):
+            if name not in choices:
+                raise ValueError(f'{where}: expectations[{index}].{key}={name!r} is not one of {", ".join(choices)}')
+
+
+def _check_names(names: Iterable[str], reserved: set[str], where: str) -> None:
+    for name in names:
+        if name in reserved or not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9_-]*', name):
+            raise ValueError(f'{where}: {name!r} cannot be the name of a directory here, choose another')

@@ -1,0 +1,132 @@
+"""Hooks of stage 2."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mmcv
+import numpy as np
+from mmengine.dist import all_reduce_params, master_only
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from mmseg.engine.hooks import SegVisualizationHook
+from mmseg.registry import HOOKS
+from mmseg.structures import SegDataSample
+
+
+@HOOKS.register_module()
+class SummaryHook(Hook):
+    """Writes what a run came to: ``summary.json`` after training, ``test_summary.json`` after testing.
+
+    Keys: ``status`` ("finished"), ``metrics`` (of the last evaluation), ``iterations``, ``seed``,
+    ``parameters``, ``trainable_parameters``, ``cpu_seconds`` (of this process and its data workers) and
+    ``wall_seconds``. The file appears whole or not at all, and only when the run has come to its end.
+    """
+
+    priority = 'VERY_LOW'
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+
+    def before_run(self, runner: Runner) -> None:
+        self.started = time.monotonic()
+
+    def after_val_epoch(self, runner: Runner, metrics: Mapping[str, Any] | None = None) -> None:
+        self.metrics = dict(metrics or {})
+
+    def after_test_epoch(self, runner: Runner, metrics: Mapping[str, Any] | None = None) -> None:
+        self.metrics = dict(metrics or {})
+
+    def after_train(self, runner: Runner) -> None:
+        self._write(runner, 'summary.json')
+
+    def after_test(self, runner: Runner) -> None:
+        self._write(runner, 'test_summary.json')
+
+    @master_only
+    def _write(self, runner: Runner, name: str) -> None:
+        parameters = list(runner.model.parameters())
+        summary = {
+            'status': 'finished',
+            'metrics': {key: value.item() if hasattr(value, 'item') else value for key, value in self.metrics.items()},
+            'iterations': runner.iter,
+            'seed': runner.seed,
+            'parameters': sum(p.numel() for p in parameters),
+            'trainable_parameters': sum(p.numel() for p in parameters if p.requires_grad),
+            'cpu_seconds': round(_cpu_seconds(), 2),
+            'wall_seconds': round(time.monotonic() - self.started, 2),
+        }
+        target = Path(runner.work_dir) / name
+        temporary = target.with_name(f'{name}.tmp')
+        temporary.write_text(json.dumps(summary, indent=2))
+        os.replace(temporary, target)
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    total = times.user + times.system + times.children_user + times.children_system
+    # Workers that are kept between epochs have not been waited for, so the system does not count them yet.
+    for worker in multiprocessing.active_children():
+        stat = Path(f'/proc/{worker.pid}/stat')
+        if stat.is_file():
+            ticks = stat.read_text().rpartition(')')[2].split()[11:13]
+            total += sum(map(int, ticks)) / os.sysconf('SC_CLK_TCK')
+    return total
+
+
+@HOOKS.register_module()
+class SharedStatisticsHook(Hook):
+    """Averages batch norm statistics over processes, for CPUs, on which torch has no SyncBatchNorm.
+
+    Otherwise every process would evaluate a slightly different model.
+    """
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        all_reduce_params([b for b in runner.model.buffers() if b.is_floating_point()], op='mean')
+
+
+@HOOKS.register_module()
+class PredictionVisualizationHook(SegVisualizationHook):
+    """mmseg's ``SegVisualizationHook`` for samples that need not be files, such as the embedded scenes.
+
+    The picture is drawn on the image that went into the model, at the original size.
+
+    Args:
+        **kwargs: Arguments of ``SegVisualizationHook`` (``draw``, ``interval``, ``show``, ``wait_time``).
+    """
+
+    def after_val_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict, outputs: Sequence[SegDataSample]
+    ) -> None:
+        if self.draw and (runner.iter + batch_idx) % self.interval == 0:
+            self._draw('val', data_batch['inputs'][0], outputs[0], runner.iter + batch_idx)
+
+    def after_test_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict, outputs: Sequence[SegDataSample]
+    ) -> None:
+        if not self.draw:
+            return
+        images = data_batch['inputs']
+        if isinstance(images[0], (list, tuple)):  # test-time augmentation: the first view is the plain one
+            images = images[0]
+        for image, sample in zip(images, outputs, strict=True):
+            self._test_index += 1
+            self._draw('test', image, sample, self._test_index)
+
+    def _draw(self, stage: str, image: Any, sample: SegDataSample, step: int) -> None:
+        height, width = sample.ori_shape
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).cpu().numpy()[..., ::-1])
+        self._visualizer.add_datasample(
+            f'{stage}_{Path(sample.img_path).name}',
+            mmcv.imresize(pixels, (width, height)),
+            data_sample=sample,
+            show=self.show,
+            wait_time=self.wait_time,
+            step=step,
+        )

@@ -1,0 +1,224 @@
+"""From command-line words to a finished stage-2 run, with one clear sentence when the input is bad."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from mmengine.config import Config
+from mmengine.model import MMDistributedDataParallel, is_model_wrapper
+from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner.checkpoint import get_torch_safe_globals
+from torch import nn
+
+from dense.hooks import SummaryHook
+from skipless.checkpoint import read_checkpoint
+
+Options = Mapping[str, Any]
+
+
+class DenseRunner(Runner):
+    """mmengine's Runner, also for several processes on CPUs."""
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
+            # mmengine always names a device, which torch refuses for modules on the CPU.
+            return MMDistributedDataParallel(module=model, broadcast_buffers=False)
+        return super().wrap_model(model_wrapper_cfg, model)
+
+
+def train(
+    config: str,
+    work_dir: str | None = None,
+    resume: str | None = None,
+    amp: bool = False,
+    cfg_options: Options | None = None,
+    launcher: str = 'none',
+) -> dict[str, Any]:
+    """Train what a config describes.
+
+    Args:
+        config: Path of an mmseg config.
+        work_dir: Run directory; by default the config's, else ``work_dirs/<config name>``.
+        resume: ``'auto'`` for the newest checkpoint of the run directory, or a path.
+        amp: Mixed precision, bfloat16 where the GPU has it.
+        cfg_options: Values that replace the config's, by dotted key.
+        launcher: ``'none'``, ``'pytorch'`` (torchrun), ``'slurm'`` or ``'mpi'``.
+
+    Returns:
+        Metrics of the last evaluation.
+    """
+    cfg = read_config(config, work_dir, cfg_options, launcher)
+    cfg.resume = resume is not None
+    if resume not in (None, 'auto'):
+        cfg.load_from = resume
+    resumed = cfg.load_from or (find_latest_checkpoint(cfg.work_dir) if resume else None)
+    if resumed:
+        _read_weights(resumed)  # mmengine unpickles what it cannot load safely; this refuses
+    if amp:
+        _use_mixed_precision(cfg)
+    runner = DenseRunner.from_cfg(cfg)
+    runner.train()
+    return _metrics(runner)
+
+
+def evaluate(
+    config: str,
+    checkpoint: str,
+    work_dir: str | None = None,
+    out: str | None = None,
+    show: bool = False,
+    show_dir: str | None = None,
+    wait_time: float = 2.0,
+    cfg_options: Options | None = None,
+    launcher: str = 'none',
+    tta: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a checkpoint of `train`.
+
+    Args:
+        config, work_dir, cfg_options, launcher: As `train`.
+        checkpoint: The checkpoint; it must hold every weight of the model and no other.
+        out: Folder to which predictions are written.
+        show: Show every prediction in a window, for ``wait_time`` seconds.
+        show_dir: Folder to which pictures of the predictions are written.
+        wait_time: Seconds.
+        tta: Test-time augmentation, by the config's ``tta_model`` and ``tta_pipeline``.
+
+    Returns:
+        The metrics.
+    """
+    cfg = read_config(config, work_dir, cfg_options, launcher)
+    weights = _read_weights(checkpoint)
+    if cfg.model.get('backbone', {}).get('type') == 'SkiplessViT':
+        # The checkpoint holds the backbone too; the stage-1 file that it came from may be gone by now.
+        cfg.model.backbone.update(checkpoint=None, weight_init='skip')
+    cfg.load_from, cfg.resume = None, False
+    if show or show_dir:
+        hook = dict(type='PredictionVisualizationHook', draw=True, show=show, wait_time=wait_time)
+        cfg.default_hooks.visualization = hook
+        # A name of its own, because mmengine hands out an existing visualizer of the same name.
+        cfg.visualizer.update(save_dir=show_dir or cfg.work_dir, name=f'pictures in {show_dir}')
+    if out:
+        cfg.test_evaluator.output_dir = out
+    if tta:
+        if not cfg.get('tta_model') or not cfg.get('tta_pipeline'):
+            raise ValueError(f'config {config} has no tta_model and tta_pipeline, so --tta has no meaning')
+        cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+        cfg.model = dict(**cfg.tta_model, module=cfg.model)
+    runner = DenseRunner.from_cfg(cfg)
+    model = runner.model
+    while is_model_wrapper(model) or (tta and hasattr(model, 'module')):
+        model = model.module
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        first = '; '.join(line.strip() for line in str(error).splitlines()[1:3])
+        raise ValueError(f'checkpoint {checkpoint} does not fit the model of {config}: {first}') from error
+    runner.test()
+    return _metrics(runner)
+
+
+def read_config(config: str, work_dir: str | None, cfg_options: Options | None, launcher: str) -> Config:
+    """Read a config and apply the command line to it.
+
+    Raises:
+        FileNotFoundError, ValueError: There is no such config, or an option has no place in it.
+    """
+    if not Path(config).is_file():
+        raise FileNotFoundError(f'config {config} does not exist')
+    cfg = Config.fromfile(config)
+    for key in cfg_options or {}:
+        _check_option(key, cfg)
+    cfg.merge_from_dict(dict(cfg_options or {}))
+    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)
+    cfg.launcher = launcher
+    if launcher != 'none' and not torch.cuda.is_available():
+        # mmengine would select a CUDA device first, and torch has no SyncBatchNorm on CPUs.
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group('gloo')
+        cfg.sync_bn = None
+        cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='SharedStatisticsHook')]
+    return cfg
+
+
+def run(function: Callable[..., Any], **words: Any) -> int:
+    """Call `train` or `evaluate` and turn an exception that speaks about the input into one line.
+
+    Returns:
+        The process's exit status: 0, or 2 for bad input.
+    """
+    try:
+        function(**words)
+    except Exception as error:
+        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
+            raise
+        sys.stderr.write(f'error: {_sentence(error)}\n(set SKIPLESS_TRACEBACK=1 to see where it was raised)\n')
+        return 2
+    return 0
+
+
+def _check_option(key: str, cfg: Config) -> None:
+    """Refuse a key that is surely a slip, which mmengine would put into the config without any effect."""
+    node: Any = cfg.to_dict()
+    *parents, leaf = key.split('.')
+    for depth, name in enumerate(parents):
+        if not isinstance(node, dict):
+            return  # a position in a list; mmengine checks it
+        if name not in node:
+            near = difflib.get_close_matches(name, list(node), n=1)
+            if depth and not near:
+                return  # a new entry, such as optim_wrapper.clip_grad.max_norm
+            hint = f'; did you mean {".".join([*parents[:depth], near[0]])!r}?' if near else ''
+            raise ValueError(f'--cfg-options {key}: no {".".join(parents[: depth + 1])!r} in the config{hint}')
+        node = node[name]
+    known = {*cfg, *inspect.signature(Runner.__init__).parameters, 'sync_bn', 'find_unused_parameters'}
+    if not parents and leaf not in known:
+        near = difflib.get_close_matches(leaf, known, n=1)
+        raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
+
+
+def _use_mixed_precision(cfg: Config) -> None:
+    if not torch.cuda.is_available():
+        raise ValueError("--amp: stage 2 uses mmengine's AmpOptimWrapper, which needs a GPU; leave --amp out on a CPU")
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    if torch.cuda.is_bf16_supported():
+        cfg.optim_wrapper.dtype = 'bfloat16'
+    else:
+        cfg.optim_wrapper.loss_scale = 'dynamic'
+
+
+def _read_weights(checkpoint: str) -> dict[str, Any]:
+    """State dict of an mmengine checkpoint; nothing but tensors and mmengine's own records is unpickled."""
+    with torch.serialization.safe_globals(get_torch_safe_globals()):
+        content = read_checkpoint(checkpoint)
+    state = content.get('state_dict')
+    if not isinstance(state, dict):
+        raise ValueError(f'checkpoint {checkpoint} has no "state_dict"; expected one written by tools/train.py')
+    return state
+
+
+def _metrics(runner: Runner) -> dict[str, Any]:
+    return next((dict(hook.metrics) for hook in runner.hooks if isinstance(hook, SummaryHook)), {})
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Whether an exception speaks about input: by its type, or raised while a registry built an object."""
+    frames = traceback.walk_tb(error.__traceback__)
+    built = any('mmengine/registry' in Path(frame.f_code.co_filename).as_posix() for frame, _ in frames)
+    return isinstance(error, (ValueError, FileNotFoundError)) or built
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if 'Original Traceback' in text:  # from a data worker: its last line is the message
+        text = text.strip().splitlines()[-1].partition(': ')[2]
+    return ' '.join(text.split()) or type(error).__name__

@@ -1,0 +1,170 @@
+"""The report's sentences: what was compared, what came of it, and what its words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dense.comparison import PRETRAIN, Expectation, Metric
+from dense.report.collect import Cell, Results, show
+
+MARKS = {True: 'yes', False: 'NO', None: '?'}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An expectation after the fact: ``confirmed`` is None when a result is missing."""
+
+    claim: str
+    evidence: str
+    confirmed: bool | None
+    expectation: Expectation
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_expectations(results: Results) -> list[Verdict]:
+    """Compare the means that each expectation of the comparison speaks of."""
+    return [_check(results, expectation) for expectation in results.comparison.expectations]
+
+
+def _check(results: Results, expectation: Expectation) -> Verdict:
+    comparison = results.comparison
+    metric = comparison.columns[expectation.metric]
+    better, than = (comparison.arms[name].label for name in (expectation.better, expectation.than))
+    source = expectation.metric.partition('.')[0]
+    task = 'pretraining' if source == PRETRAIN else comparison.probes[source].label
+    amount = _amount(expectation.margin, results, expectation)
+    margin = f' by {amount} or more' if expectation.margin else ''
+    verb = 'beats' if expectation.holds else 'does not beat'
+    claim = f'{better} {verb} {than} on {task} ({metric.label}){margin}'
+
+    ours, theirs = (results.cell(name, expectation.metric) for name in (expectation.better, expectation.than))
+    if ours.mean is None or theirs.mean is None:
+        silent = better if ours.mean is None else than
+        reasons = (ours if ours.mean is None else theirs).reasons
+        return Verdict(claim, f'cannot be told: {silent} has no result ({"; ".join(reasons)})', None, expectation)
+    seeds = len(comparison.seeds)
+    sign = 1.0 if metric.higher_is_better else -1.0
+    lead = sign * (ours.mean - theirs.mean)
+    paired = [sign * (ours.values[seed] - theirs.values[seed]) for seed in ours.values if seed in theirs.values]
+    evidence = (
+        f'{_mean(ours, metric, seeds)} against {_mean(theirs, metric, seeds)}, '
+        f'{"ahead" if lead >= 0 else "behind"} by {_amount(abs(lead), results, expectation)}'
+    )
+    if len(paired) > 1:
+        evidence += f'; ahead in {sum(value > 0 for value in paired)} of {len(paired)} seeds'
+    return Verdict(claim, evidence, (lead >= expectation.margin) is expectation.holds, expectation)
+
+
+def _amount(value: float, results: Results, expectation: Expectation) -> str:
+    metric = results.comparison.columns[expectation.metric]
+    unit = {'%': ' points'}.get(metric.unit, f' {metric.unit}' if metric.unit else '')
+    return f'{value:.{metric.digits}f}{unit}'
+
+
+def _mean(cell: Cell, metric: Metric, seeds: int) -> str:
+    text = show(cell.mean, metric, unit=True)
+    return text if len(cell.values) == seeds else f'{text} ({len(cell.values)} of {seeds} seeds)'
+
+
+def verdict_text(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts for a terminal, '' without any."""
+    lines = [f'[{MARKS[verdict.confirmed]:>3}] {verdict.claim}:\n      {verdict.evidence}' for verdict in verdicts]
+    return '\n'.join(['Expected, and found:', *lines]) if lines else ''
+
+
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """One sentence for all verdicts."""
+    if not verdicts:
+        return ''
+    confirmed = sum(verdict.confirmed is True for verdict in verdicts)
+    refuted = sum(verdict.confirmed is False for verdict in verdicts)
+    if confirmed == len(verdicts):
+        return {1: 'The expectation holds.', 2: 'Both expectations hold.'}.get(
+            confirmed, f'All {confirmed} expectations hold.'
+        )
+    open_ones = len(verdicts) - confirmed - refuted
+    parts = [
+        f'{confirmed} of {len(verdicts)} expectations hold',
+        f'{refuted} do{"es" * (refuted == 1)} not' if refuted else '',
+        f'{open_ones} cannot be told yet' if open_ones else '',
+    ]
+    return ', '.join(filter(None, parts)) + '.'
+
+
+def leaders(results: Results) -> list[str]:
+    """For each column one sentence that names the best arm, its value and the runner-up."""
+    sentences = []
+    for column, metric in results.comparison.columns.items():
+        means = {arm.label: results.cell(arm.name, column).mean for arm in results.arms}
+        ranked = sorted(
+            ((label, mean) for label, mean in means.items() if mean is not None),
+            key=lambda entry: entry[1],
+            reverse=metric.higher_is_better,
+        )
+        if len(ranked) < 2:
+            continue
+        (first, best), (second, next_best) = ranked[:2]
+        sentences.append(
+            f'{column_title(results, column)}: {first} leads with {show(best, metric, unit=True)}, '
+            f'{second} follows with {show(next_best, metric, unit=True)}.'
+        )
+    return sentences
+
+
+def column_title(results: Results, column: str) -> str:
+    """``'Segmentation, mIoU'``."""
+    source = column.partition('.')[0]
+    group = 'pretraining' if source == PRETRAIN else results.comparison.probes[source].label
+    return f'{group[:1].upper()}{group[1:]}, {results.comparison.columns[column].label}'
+
+
+def statement(results: Results) -> list[str]:
+    """What was compared and how far it carries, in a few sentences generated from config and results."""
+    comparison = results.comparison
+    learners = [arm for arm in results.arms if arm.pretrain is not None]
+    baselines = [arm for arm in results.arms if arm.pretrain is None]
+    sentences = [comparison.description.strip()] if comparison.description.strip() else []
+    if learners:
+        summaries = [result.summary for arm in learners for result in results.pretrained(arm.name) if result.summary]
+        methods = _unique(summary.get('method') for summary in summaries)
+        steps = _unique(summary.get('steps') for summary in summaries)
+        how = f' by {listing(methods)}' if methods else ''
+        length = f' for {listing(steps)} steps' if steps else ''
+        verb = 'was' if len(learners) == 1 else 'were'
+        labels = listing(arm.label for arm in learners)
+        sentences.append(f'{_count(len(learners), "arm").capitalize()} {verb} pretrained{how}{length}: {labels}.')
+    if comparison.probes:
+        task = listing(probe.label for probe in comparison.probes.values())
+        sentences.append(f'The frozen features of every arm were then probed for {task}.')
+    if baselines:
+        labels = listing(arm.label for arm in baselines)
+        sentences.append(f'What a network gives before any learning is measured beside them ({labels}).')
+    if len(comparison.seeds) == 1:
+        sentences.append('There is one seed for each arm, so no spread: small differences may be chance.')
+    else:
+        sentences.append(
+            f'Every number is a mean over {len(comparison.seeds)} seeds, with ± the sample standard '
+            'deviation between them.'
+        )
+    if results.gaps:
+        sentences.append(f'{_count(len(results.gaps), "run").capitalize()} left no result; gaps are marked.')
+    return sentences
+
+
+def listing(items: Iterable[Any]) -> str:
+    """``'a, b and c'``."""
+    words = [str(item) for item in items]
+    return words[0] if len(words) == 1 else ', '.join(words[:-1]) + ' and ' + words[-1] if words else ''
+
+
+def _unique(items: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(item for item in items if item is not None))
+
+
+def _count(amount: int, noun: str) -> str:
+    spelled = ('no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten')
+    return f'{spelled[amount] if amount < len(spelled) else amount} {noun}{"s" * (amount != 1)}'

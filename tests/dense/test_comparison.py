@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from mmengine.config import Config, DictAction
+
+from dense.comparison import load
+from dense.runs import describe, newest_checkpoint, option_text, plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_comparison import COMPARISON_CONFIG, planned, write_configs
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+# The config
+
+
+def test_a_config_is_read_with_what_it_need_not_say(tmp_path: Path) -> None:
+    comparison = load(write_configs(tmp_path))
+    assert list(comparison.columns) == [
+        'pretrain.knn', 'segmentation.mIoU', 'depth.delta1', 'depth.abs_rel',
+    ]  # fmt: skip
+    assert comparison.columns['depth.delta1'].scale == 100
+    assert not comparison.columns['depth.abs_rel'].higher_is_better
+    assert comparison.baseline_of(comparison.arms['skip']) == 'random'
+    assert comparison.baseline_of(comparison.arms['random']) is None
+    assert comparison.arms['skip'].options['optim_wrapper.optimizer.type'] == 'AdamW'
+
+
+def test_a_metric_of_a_subset_and_one_at_the_start_are_known_by_their_plain_name(tmp_path: Path) -> None:
+    text = COMPARISON_CONFIG.replace("['delta1', 'abs_rel']", "['cross_scene/delta1']")
+    text = text.replace("['knn']", "['knn@start', 'knn']")
+    columns = load(write_configs(tmp_path, text)).columns
+    assert columns['depth.cross_scene/delta1'].label == 'cross-scene δ1'
+    assert columns['depth.cross_scene/delta1'].unit == '%'
+    assert columns['pretrain.knn@start'].label == 'k-NN accuracy before training'
+
+
+def test_a_metric_can_be_described_in_the_config(tmp_path: Path) -> None:
+    text = COMPARISON_CONFIG.replace(
+        "metrics=['mIoU']",
+        "metrics=dict(bf=dict(label='boundary F', higher_is_better=True), mIoU=dict(digits=3))",
+    )
+    columns = load(write_configs(tmp_path, text)).columns
+    assert columns['segmentation.bf'].label == 'boundary F'
+    assert (columns['segmentation.mIoU'].digits, columns['segmentation.mIoU'].unit) == (3, '%')
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'told'),
+    [
+        ("title = 'Do skipless features segment?'", '', "'title' is missing"),
+        ('seeds = [0, 1]', 'seeds = [0, 0]', 'seeds=\\[0, 0\\]'),
+        ('seeds = [0, 1]', 'seeds = []', 'seeds=\\[\\]'),
+        ("pretrain='pretrain.py'", "pretrain='absent.py'", 'arms.skip.pretrain: no config at .*absent.py'),
+        ("label='random weights', ", "lable='random', ", "arms.random: unknown key 'lable'"),
+        ("backbone=dict(name='skipless_vit_test_patch4_32')", '', 'arms.random: without pretrain it needs'),
+        ("metrics=['mIoU']", "metrics=['dice']", "metrics.dice: 'higher_is_better' is missing"),
+        ("metrics=['mIoU']", 'metrics=[]', 'probes.segmentation: it needs config=... and metrics=...'),
+        ("better='control'", "better='contrl'", "expectations\\[1\\].better='contrl' is not one of skip"),
+        ("metric='segmentation.mIoU'", "metric='mIoU'", "expectations\\[0\\].metric='mIoU' is not one of"),
+        ('pictures = 3', 'picture = 3', "unknown key 'picture'"),
+        ('    control=dict', '    report=dict', "arms: 'report' cannot be the name of a directory"),
+        ("random=dict(label='random weights',", "random=dict(baseline='x',", "arms.random.baseline='x'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_config_is_told_by_its_key(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in COMPARISON_CONFIG
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        load(write_configs(tmp_path, COMPARISON_CONFIG.replace(old, new)))
+
+
+def test_options_of_the_command_line_reach_the_comparison(tmp_path: Path) -> None:
+    path = write_configs(tmp_path)
+    options = {
+        'pretrain_options.train_cfg.max_iters': 5,
+        'seeds': [4],
+        'probe_options.train_cfg.max_iters': 6,
+    }
+    runs = plan(load(path, options), tmp_path / 'work')
+    assert {run.seed for run in runs} == {4}
+    assert {(run.probe is None, run.steps) for run in runs} == {(True, 5), (False, 6)}
+
+
+# The plan
+
+
+def test_the_plan_has_every_run_once_and_after_what_it_needs(tmp_path: Path) -> None:
+    _, runs = planned(tmp_path)
+    assert len(runs) == 3 * 2 + 4 * 2 * 2 == len({run.directory for run in runs})
+    for position, run in enumerate(runs):
+        assert run.needs is None or runs.index(run.needs) < position
+        assert (run.needs is None) == (run.probe is None or run.arm == 'random')
+        assert run.options['randomness.seed'] == run.seed
+    assert describe(runs) == '6 pretraining runs and 16 probes'
+
+
+def test_a_probe_gets_the_backbone_that_was_pretrained(tmp_path: Path) -> None:
+    _, runs = planned(tmp_path)
+    skip = next(run for run in runs if run.arm == 'skip' and run.probe)
+    backbone = skip.resolved['model']['backbone']
+    assert backbone['attention_skip'] is True
+    assert backbone['out_indices'] == (3,)
+    assert 'init' not in backbone  # loaded weights have no use for it, and the probe's config may have its own
+    assert 'optim_wrapper.optimizer.type' not in skip.options
+
+
+def test_a_fingerprint_follows_the_whole_config_and_nothing_else(tmp_path: Path) -> None:
+    def prints(comparison: str = COMPARISON_CONFIG, folder: str = 'a', **edits: str) -> dict:
+        path = write_configs(tmp_path / folder, comparison)
+        for name, text in edits.items():
+            (path.parent / f'{name}.py').write_text(dedent(text))
+        runs = plan(load(path), tmp_path / 'work')
+        return {(run.arm, run.seed, run.probe): run.fingerprint for run in runs}
+
+    before = prints()
+    assert len(set(before.values())) == 6 + 8  # both probes have the same config here
+    assert prints(folder='b') == before
+    changed = prints(COMPARISON_CONFIG.replace("'timm'", "'mae'"))
+    assert {key for key in before if changed[key] != before[key]} == {
+        ('control', seed, probe) for seed in (0, 1) for probe in (None, 'segmentation', 'depth')
+    }
+    edited = prints(probe="model = dict(backbone=dict(type='SkiplessViT', name='x'))")
+    assert {key for key in before if edited[key] != before[key]} == {key for key in before if key[2]}
+
+
+@pytest.mark.parametrize(
+    'value',
+    [1, 0.25, 1e-05, True, None, 'soap', 'a/b.py', [4], [1, 2.5], (3,), (1, 'x'), [[1, 2], [3, 4]], []],
+)
+def test_an_option_is_read_back_as_it_was(value: object) -> None:
+    config = Config(dict(a=0))
+    config.merge_from_dict({'a': DictAction._parse_iterable(option_text('a', value))})
+    assert config.a == value
+    assert type(config.a) is type(value)
+
+
+@pytest.mark.parametrize('value', ['two words', 'a,b', '1', [dict(a=1)], {}])
+def test_an_option_that_a_command_line_cannot_express_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r'option key=.* does not fit on a command line'):
+        option_text('key', value)
+
+
+def test_a_work_directory_that_cannot_be_passed_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='blanks, commas and brackets'):
+        plan(load(write_configs(tmp_path)), tmp_path / 'two words')
+
+
+def test_the_newest_checkpoint_is_found_after_a_move(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / 'last_checkpoint').write_text('/gone/iter_5.pth')
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / 'iter_5.pth').touch()
+    assert newest_checkpoint(tmp_path) == tmp_path / 'iter_5.pth'
+
+
+@pytest.mark.parametrize(
+    'path', sorted((REPOSITORY / 'configs' / 'experiments').glob('*.py')), ids=lambda path: path.stem
+)
+def test_every_experiment_of_the_repository_can_be_planned(path: Path, tmp_path: Path) -> None:
+    runs = plan(load(path), tmp_path)
+    assert runs
+    assert all(run.steps is None or run.steps > 0 for run in runs)

@@ -1,0 +1,169 @@
+"""Configs and the command line of stage 2, inside this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmseg.registry import DATASETS, METRICS, MODELS
+
+from dense.launch import evaluate, read_config, run, train
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'dense'
+TINY = {
+    'model.backbone.name': 'skipless_vit_test_patch4_32',
+    'model.backbone.img_size': 32,
+    'model.backbone.out_indices': (-1,),
+    'model.decode_head.in_channels': 64,
+    'train_dataloader.batch_size': 8,
+    'train_dataloader.dataset.length': 16,
+    'train_dataloader.dataset.size': 32,
+    'val_dataloader.dataset.length': 6,
+    'val_dataloader.dataset.size': 32,
+    'test_dataloader.dataset.length': 6,
+    'test_dataloader.dataset.size': 32,
+    'train_cfg.max_iters': 2,
+    'train_cfg.val_interval': 2,
+}
+SEG, DEPTH = str(CONFIGS / 'linear_single_scenes_seg.py'), str(CONFIGS / 'linear_single_scenes_depth.py')
+
+CAMVID = str(CONFIGS / 'linear_single_camvid.py')
+
+
+@pytest.mark.parametrize('path', sorted(CONFIGS.glob('*.py')), ids=lambda path: path.stem)
+def test_every_config_describes_a_working_model(path: Path) -> None:
+    cfg = Config.fromfile(path)
+    cfg.model.backbone.init = 'timm'  # the residual-free one takes seconds
+    model = MODELS.build(cfg.model).eval()
+    size = (40, 56)
+    with torch.no_grad():
+        output = model(torch.randn(1, 3, *size), mode='predict')[0]
+    output = output.get('seg_logits', output.get('pred_depth_map')).data
+    classes = DATASETS.get(cfg.train_dataloader.dataset.type).METAINFO['classes']
+    assert output.shape == (len(classes), *size)  # the one class of a depth map is its depth
+    METRICS.build(cfg.val_evaluator)
+    assert cfg.train_cfg.max_iters == cfg.param_scheduler[-1].end
+    multi = 'multi' in path.stem
+    assert len(cfg.model.backbone.out_indices) == (4 if multi else 1)
+
+
+@pytest.mark.parametrize('name', ['camvid', 'nyu_style', 'ade20k'])
+def test_real_data_flows_through_its_config(name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f'{name.upper()}_ROOT', str(shared_data / name))
+    cfg = Config.fromfile(CONFIGS / f'linear_single_{name}.py')
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        item = DATASETS.build(loader.dataset)[0]
+        assert item['inputs'].dtype == torch.uint8
+        key = 'gt_depth_map' if name == 'nyu_style' else 'gt_sem_seg'
+        target = item['data_samples'].get(key).data
+        assert target.shape[-2:] == item['data_samples'].ori_shape or loader is cfg.train_dataloader
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'modle.backbone.frozen': False}, "no 'modle' in the config; did you mean 'model'"),
+        ({'model.bakbone.frozen': False}, "did you mean 'model.backbone'"),
+        ({'optim_wrapper.optimzer.lr': 1.0}, "did you mean 'optim_wrapper.optimizer'"),
+        ({'resum': True}, "did you mean 'resume'"),
+    ],
+)
+def test_a_slip_in_the_options_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_config(SEG, None, options, 'none')
+
+
+def test_new_entries_are_not_slips() -> None:
+    cfg = read_config(SEG, 'here', {'optim_wrapper.clip_grad.max_norm': 1.0, 'model.backbone.depth': 3}, 'none')
+    assert cfg.optim_wrapper.clip_grad.max_norm == 1.0
+    assert cfg.model.backbone.depth == 3
+    assert cfg.work_dir == 'here'
+    assert read_config(SEG, None, None, 'none').work_dir == str(Path('work_dirs/linear_single_scenes_seg'))
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (dict(config='nowhere.py'), 'config nowhere.py does not exist'),
+        (dict(config=SEG, cfg_options={'model.backbone.name': 'vit_huge_patch99'}), 'vit_huge_patch99'),
+        (dict(config=SEG, cfg_options={**TINY, 'model.backbone.chekpoint': 'x'}), 'chekpoint'),
+        (dict(config=SEG, cfg_options={**TINY, 'model.decode_head.type': 'LinearHead'}), 'LinearHead'),
+        (dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iter': 3}), 'max_iter'),
+        (dict(config=SEG, cfg_options={**TINY, 'optim_wrapper.paramwise_cfg.norm_decay_mult': 0}), 'paramwise_cfg'),
+        (dict(config=SEG, cfg_options={**TINY, 'model.decode_head.in_channels': 48}), 'in_channels'),
+        (dict(config=CAMVID, cfg_options={'model.backbone.init': 'timm'}), 'data/camvid'),
+        (dict(config=SEG, resume='nowhere.pth'), 'nowhere.pth does not exist'),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv('CAMVID_ROOT', raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert run(train, work_dir=str(tmp_path), **words) == 2
+    first = capsys.readouterr().err.strip().splitlines()[-2]
+    assert first.startswith('error: ')
+    assert message in first
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='speaks of machines without a GPU')
+def test_mixed_precision_without_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match='--amp'):
+        train(SEG, amp=True, cfg_options=TINY)
+
+
+@pytest.mark.parametrize('optimizer', ['AdamW', 'SOAP'])
+def test_fine_tuning_trains_the_backbone(optimizer: str, tmp_path: Path) -> None:
+    options = {**TINY, 'model.backbone.frozen': False, 'optim_wrapper.optimizer.type': optimizer}
+    train(DEPTH, str(tmp_path), cfg_options={**options, 'param_scheduler': []})
+    state = torch.load(tmp_path / 'iter_2.pth', weights_only=False)
+    groups = state['optimizer']['param_groups']
+    decayed = [name for group in groups if group['weight_decay'] for name in group['names']]
+    assert 'backbone.vit.blocks.0.mlp.fc1.weight' in decayed
+    assert not [name for name in decayed if name.endswith(('bias', 'pos_embed', 'cls_token')) or 'norm' in name]
+    summary = json.loads((tmp_path / 'summary.json').read_text())
+    assert summary['trainable_parameters'] == summary['parameters']
+    torch.manual_seed(0)
+    assert state['state_dict']['backbone.vit.blocks.0.attn.qkv.bias'].any()  # zero at the start
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    checkpoint = str(tmp_path / 'iter_2.pth')
+    with pytest.raises(ValueError, match='does not fit'):
+        evaluate(SEG, checkpoint, str(tmp_path), cfg_options={**TINY, 'model.decode_head.num_classes': 7})
+    (tmp_path / 'half.pth').write_bytes(Path(checkpoint).read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r'half\.pth is damaged'):
+        evaluate(SEG, str(tmp_path / 'half.pth'), str(tmp_path), cfg_options=TINY)
+
+
+def test_resume_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    train(SEG, str(tmp_path), resume='auto', cfg_options={**TINY, 'train_cfg.max_iters': 4})
+    assert json.loads((tmp_path / 'summary.json').read_text())['iterations'] == 4
+    assert (tmp_path / 'last_checkpoint').read_text().endswith('iter_4.pth')
+    log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
+    assert 'resumed epoch' in log
+
+
+@pytest.mark.parametrize(('config', 'tta'), [(SEG, True), (DEPTH, False)])
+def test_evaluation_writes_predictions_and_pictures(config: str, tta: bool, tmp_path: Path) -> None:
+    train(config, str(tmp_path), cfg_options=TINY)
+    checkpoint = str(tmp_path / 'iter_2.pth')
+    out, pictures = tmp_path / 'out', tmp_path / 'pictures'
+    plain = evaluate(config, checkpoint, str(tmp_path), out=str(out), show_dir=str(pictures), cfg_options=TINY)
+    trained = json.loads((tmp_path / 'summary.json').read_text())
+    tested = json.loads((tmp_path / 'test_summary.json').read_text())
+    assert plain == trained['metrics'] == tested['metrics']
+    assert [p.name for p in sorted(out.iterdir())] == [f'scenes_val_0_{i:06d}.png' for i in range(6)]
+    assert len(list(pictures.rglob('*.png'))) == 6
+    words = dict(config=config, checkpoint=checkpoint, work_dir=str(tmp_path), cfg_options=TINY, tta=True)
+    if tta:
+        assert set(evaluate(**words)) == set(plain)
+    else:
+        with pytest.raises(ValueError, match='tta_pipeline'):
+            evaluate(**words)
