@@ -57,7 +57,9 @@ def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tens
         images: ``(B, 3, H, W)``, normalised.
 
     Returns:
-        ``token_cosine``, ``effective_rank`` and ``condition_number``, each ``(L,)`` for L blocks.
+        ``token_cosine``, ``effective_rank``, ``condition_number`` and ``centred_rank``, each ``(L,)`` for L blocks.
+        The last is the effective rank about the image's mean token: what tokens still tell apart when a vector common
+        to all of them, which a norm or a bias can remove, hides it from the others.
     """
     blocks: Any = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
     tokens = torch.stack(blocks)
@@ -66,6 +68,7 @@ def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tens
     return {
         'token_cosine': mean_token_cosine(tokens).mean(dim=1),
         'effective_rank': _effective_rank(values).mean(dim=1),
+        'centred_rank': effective_rank(tokens.double() - tokens.double().mean(dim=-2, keepdim=True)).mean(dim=1),
         'condition_number': (values[..., 0] / smallest).log().mean(dim=1).exp(),
     }
 

@@ -9,7 +9,8 @@ description = (
 seeds = [0]
 jobs = 2  # runs at a time; they share the cores
 
-_micro = dict(img_size=96, patch_size=8, embed_dim=96, depth=12, num_heads=3)
+_size = 64
+_micro = dict(img_size=_size, patch_size=8, embed_dim=96, depth=12, num_heads=3)
 _skip = dict(name='vit_tiny_patch16_224', **_micro)
 _skipless = dict(name='skipless_vit_tiny_patch16_224', **_micro)
 
@@ -26,8 +27,8 @@ arms = dict(
         label='skipless + init + SOAP',
         pretrain='../pretrain/mae_vit_micro_scenes.py',
         options=dict(
-            model=dict(backbone=dict(**_skipless, init='centred')),
-            optim_wrapper=dict(optimizer=dict(type='SOAP', lr=3e-3)),
+            model=dict(backbone=dict(**_skipless, init='distinct')),
+            optim_wrapper=dict(optimizer=dict(type='SOAP', lr=1e-3)),
         ),
     ),
     control=dict(
@@ -41,11 +42,19 @@ arms = dict(
     # The skipless network with its init, before it has learned anything.
     random=dict(
         label='random weights',
-        backbone=dict(**_skipless, init='centred'),
+        backbone=dict(**_skipless, init='distinct'),
     ),
 )
 
-pretrain_options = dict(train_cfg=dict(max_iters=600))
+_scenes = dict(size=_size, length=2000)
+pretrain_options = dict(
+    train_cfg=dict(max_iters=700),
+    train_dataloader=dict(dataset=dict(crops=dict(size=_size), **_scenes)),
+)
+probe_options = dict(
+    train_dataloader=dict(dataset=_scenes),
+    val_dataloader=dict(dataset=dict(size=_size)),
+)
 
 probes = dict(
     segmentation=dict(

@@ -48,5 +48,7 @@ def test_block_statistics_measure_each_blocks_patch_tokens():
     for i, tokens in enumerate(outputs):
         assert float(found['token_cosine'][i]) == pytest.approx(float(mean_token_cosine(tokens).mean()))
         assert float(found['effective_rank'][i]) == pytest.approx(float(effective_rank(tokens).mean()))
+        centred = tokens.double() - tokens.double().mean(dim=1, keepdim=True)
+        assert float(found['centred_rank'][i]) == pytest.approx(float(effective_rank(centred).mean()))
         expected = math.prod(float(c) for c in condition_number(tokens)) ** (1 / 3)
         assert float(found['condition_number'][i]) == pytest.approx(expected)
