@@ -49,8 +49,8 @@ class InitRecipe:
 
 
 #: Constants by name. ``vit_base`` and ``vit_small`` are the paper's (supervised ViT-B, DINO ViT-S); ``mae`` is the
-#: scale that the authors' MAE runs appear to use in the encoder. ``centred`` and ``distinct`` are ours; the latter, whose
-#: diagonals dominate by far, keeps tokens apart in training too (at moderate rates) and is the preset for dense tasks.
+#: scale that the authors' MAE runs appear to use in the encoder. ``centred`` and ``distinct`` are ours; the latter,
+#: whose diagonals dominate by far, keeps tokens apart in training too (at moderate rates) and is meant for dense tasks.
 PRESETS: dict[str, InitRecipe] = {
     'vit_base': InitRecipe(alpha=2.0, beta=0.6, c=3.0),
     'vit_small': InitRecipe(alpha=1.8, beta=1.0, c=3.0),

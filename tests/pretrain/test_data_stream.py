@@ -158,7 +158,7 @@ def test_bad_files_are_counted_listed_and_stop_the_run_past_the_rate():
     ledger.update(['a.jpg: empty', 'a.jpg: empty'], seen=10)
     ledger.update([], seen=10)
     assert (ledger.failed, ledger.drawn, ledger.files) == (2, 22, ['a.jpg: empty'])
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match='could not be decoded') as caught:
         ledger.update(['b.jpg: truncated'], seen=10)
     assert str(caught.value) == (
         '3 of 33 images drawn (9.1%) could not be decoded, more than max_rate=0.02 allows; repair or '
