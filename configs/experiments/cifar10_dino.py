@@ -9,29 +9,30 @@ jobs = 2
 _config = '../pretrain/dino_vit_micro_cifar10.py'
 _skip = {'model.backbone.name': 'vit_tiny_patch16_224'}
 _paper = {'model.backbone.init': 'vit_small'}
-_centred = {'model.backbone.init': 'centred'}
-_dominant = {'model.backbone.init': dict(preset='centred', beta=3.0)}
+_distinct = {'model.backbone.init': 'distinct'}
+_pool = {'model.backbone.global_pool': 'avg', 'model.backbone.fc_norm': False}
 _ibot = {'model.ibot_weight': 1.0, 'model.ibot_separate_head': True}
 _soap = {'optim_wrapper.optimizer.type': 'SOAP', 'optim_wrapper.optimizer.lr': 1e-3}
-_slow = {'optim_wrapper.optimizer.type': 'SOAP', 'optim_wrapper.optimizer.lr': 3e-4}
 _adamw = {'optim_wrapper.optimizer.type': 'AdamW', 'optim_wrapper.optimizer.lr': 1e-3}
 
 arms = dict(
     skip_adamw=dict(label='skip, AdamW', pretrain=_config, options={**_skip, **_adamw}),
     skip_soap=dict(label='skip, SOAP', pretrain=_config, options={**_skip, **_soap}),
+    skip_pool=dict(label='skip, SOAP, mean of patches', pretrain=_config, options={**_skip, **_soap, **_pool}),
     paper=dict(label='skipless, init, SOAP', pretrain=_config, options={**_paper, **_soap}),
-    centred=dict(label='skipless, centred init, SOAP', pretrain=_config, options={**_centred, **_soap}),
-    centred_ibot=dict(
-        label='skipless, centred init, SOAP, iBOT', pretrain=_config, options={**_centred, **_soap, **_ibot}
+    paper_pool=dict(
+        label='skipless, init, SOAP, mean of patches', pretrain=_config, options={**_paper, **_soap, **_pool}
     ),
-    skip_ibot=dict(label='skip, SOAP, iBOT', pretrain=_config, options={**_skip, **_soap, **_ibot}),
-    slow_ibot=dict(
-        label='skipless, centred init, SOAP 3e-4, iBOT', pretrain=_config, options={**_centred, **_slow, **_ibot}
-    ),
-    dominant_ibot=dict(
-        label='skipless, centred init with beta 3, SOAP, iBOT',
+    paper_ibot=dict(label='skipless, init, SOAP, iBOT', pretrain=_config, options={**_paper, **_soap, **_ibot}),
+    distinct_pool=dict(
+        label='skipless, distinct init, SOAP, mean of patches',
         pretrain=_config,
-        options={**_dominant, **_soap, **_ibot},
+        options={**_distinct, **_soap, **_pool},
+    ),
+    distinct_pool_ibot=dict(
+        label='skipless, distinct init, SOAP, mean of patches, iBOT',
+        pretrain=_config,
+        options={**_distinct, **_soap, **_pool, **_ibot},
     ),
 )
 pretrain_options = {

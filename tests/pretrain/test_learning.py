@@ -11,8 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from mmengine.registry import MODELS
 
-from pretrain.launch import launch
+from pretrain.checkpoint import checkpoints
+from pretrain.data import PackedArrays, collate_crops
+from pretrain.launch import launch, read_config
+from skipless.checkpoint import read_checkpoint
 
 SEEDS = (0, 1)
 
@@ -43,8 +48,9 @@ MAE = (
     "dict(type='random_resized', size=32, scale=(0.5, 1.0))",
 )
 DINO = (
+    # Without skips the class token sees little of the image, so features are the mean of the patches.
     "dict(type='DINO', prototypes=64, head_hidden=64, bottleneck=32, ema_momentum=0.95, ibot_weight=1.0, "
-    "teacher_temperature=0.06, backbone=backbone, data_preprocessor=dict(type='DeviceAugment', "
+    "backbone=dict(global_pool='avg', fc_norm=False, **backbone), data_preprocessor=dict(type='DeviceAugment', "
     'views=dict(global_crops=dict(jitter=0.8, gray=0.2), local_crops=dict(jitter=0.8, gray=0.2))))',
     "dict(type='multi', global_size=32, local_size=16, local_count=2, global_scale=(0.5, 1.0))",
 )
@@ -90,7 +96,8 @@ def run(data, tmp_path):
         work = tmp_path / f'{seed}'
         assert launch(str(config), str(work), cfg_options=[f'randomness.seed={seed}']) == 0
         records = [json.loads(line) for line in (work / 'monitor.jsonl').read_text().splitlines()]
-        return records, json.loads((work / 'summary.json').read_text())['metrics']
+        end = json.loads((work / 'summary.json').read_text())['metrics']
+        return records, end, read_config(str(config), str(work), None, 'none', False, [])
 
     return run
 
@@ -102,8 +109,8 @@ def first(records, key):
 @pytest.mark.parametrize('seed', SEEDS)
 def test_supervised_learns_with_the_init_and_not_without(run, seed):
     # Eight layers: deep enough that the default init, without skips, passes nothing on.
-    _, learned = run(SUPERVISED, seed, init='vit_small', optimizer=FAST_SOAP, depth=8, steps=200)
-    _, control = run(SUPERVISED, seed, init='timm', optimizer=ADAMW, depth=8, steps=200)
+    _, learned, _ = run(SUPERVISED, seed, init='vit_small', optimizer=FAST_SOAP, depth=8, steps=200)
+    _, control, _ = run(SUPERVISED, seed, init='timm', optimizer=ADAMW, depth=8, steps=200)
     assert learned['top1'] > 0.8
     assert control['top1'] < 0.5
     assert learned['top1'] > control['top1'] + 0.3
@@ -111,16 +118,31 @@ def test_supervised_learns_with_the_init_and_not_without(run, seed):
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_mae_learns(run, seed):
-    records, end = run(MAE, seed, steps=150)
-    assert end['loss'] < first(records, 'loss') - 0.25
-    assert end['knn'] > first(records, 'knn') + 0.1
-    assert end['token_cosine'][-1] < 0.9
+    records, end, _ = run(MAE, seed, optimizer=FAST_SOAP, steps=200)
+    # Targets are normalised per patch, so predicting their mean, which takes no look at the image, costs 1.
+    assert first(records, 'loss') > 1.1
+    assert end['loss'] < 0.85
 
 
 @pytest.mark.parametrize('seed', SEEDS)
-def test_dino_with_patch_loss_learns_and_keeps_tokens_apart(run, seed):
-    records, end = run(DINO, seed, steps=150)
-    assert end['knn'] > first(records, 'knn') + 0.1
-    assert end['token_cosine'][-1] < 0.95
-    assert end['feature_std'] > 0.1
-    assert end['teacher_kl'] > 0
+def test_dino_learns_to_recognise_an_image_in_its_other_view(run, data, seed):
+    # DINO's own aim: what the teacher says of one view is told from another view of the same image, not of any image.
+    _, end, config = run(DINO, seed, init='centred')
+    torch.manual_seed(0)
+    untrained, trained = MODELS.build(config.model), MODELS.build(config.model)
+    trained.load_state_dict(read_checkpoint(next(checkpoints(config.work_dir)))['state_dict'])
+    dataset = PackedArrays(str(data), split='val', crops=config.train_dataloader.dataset.crops)
+    batch = collate_crops([dataset[i] for i in range(128)])
+    views = trained.data_preprocessor(batch, True)['global_crops']
+    before, after = (recognition(model.eval(), views) for model in (untrained, trained))
+    assert after > before + 0.4
+    assert end['feature_std'] > 0.3
+    assert 0.1 < end['teacher_entropy'] < 4
+
+
+@torch.no_grad()
+def recognition(model: torch.nn.Module, views: torch.Tensor) -> float:
+    """How much better, in nats, a view is predicted from the same image than from another one."""
+    matched = model.loss(views, None, None)['loss_dino']
+    others = model.loss(torch.stack([views[0], views[1].roll(1, dims=0)]), None, None)['loss_dino']
+    return float(others - matched)

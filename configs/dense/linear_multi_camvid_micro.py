@@ -1,0 +1,6 @@
+_base_ = './linear_single_camvid_micro.py'
+
+model = dict(
+    backbone=dict(out_indices=(2, 5, 8, 11)),
+    decode_head=dict(in_channels=[96, 96, 96, 96]),
+)
