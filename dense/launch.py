@@ -161,7 +161,7 @@ def run(function: Callable[..., Any], **words: Any) -> int:
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
             raise
-        sys.stderr.write(f'error: {_sentence(error)}\n(set SKIPLESS_TRACEBACK=1 to see where it was raised)\n')
+        sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
         return 2
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mmengine.registry import HOOKS
 from tqdm import tqdm
 
 from pretrain import checkpoint
-from pretrain.data import BadFiles
+from pretrain.data import BadFiles, collate_crops
 from pretrain.losses import feature_std
 from pretrain.runner import PretrainRunner, plain
 from pretrain.schedules import cosine, resolve_steps, warmup_cosine
@@ -73,7 +72,7 @@ class MonitorHook(Hook):
     Args:
         interval: Iterations between logged values.
         statistics_interval: Iterations between token statistics per block (also at the start and the end).
-        images: Images of the first batch that token statistics are measured on.
+        images: Training images, evenly spread, on which token statistics are measured.
         collapse_cosine: Mean token cosine of the last block above which a collapse is reported.
         patience: Logged steps in a row with a non-finite loss after which the run stops.
     """
@@ -101,6 +100,10 @@ class MonitorHook(Hook):
 
     def before_train(self, runner: PretrainRunner) -> None:
         self.started = time.time()
+        dataset = runner.train_dataloader.dataset
+        chosen = torch.linspace(0, len(dataset) - 1, min(self.images, len(dataset))).long().tolist()
+        batch = collate_crops([dataset[i] for i in chosen])
+        self.probe = runner.method.data_preprocessor.normalise(batch['global_crops'][:, 0])
         self.path = Path(runner.work_dir) / 'monitor.jsonl'
         if runner.rank == 0:
             self._forget_after(runner.iter)
@@ -110,11 +113,8 @@ class MonitorHook(Hook):
         )  # fmt: skip
 
     def before_train_iter(self, runner: PretrainRunner, batch_idx: int, data_batch: Any = None) -> None:
-        if self.probe is None:
-            preprocess = runner.method.data_preprocessor
-            self.probe = preprocess.normalise(data_batch['global_crops'][: self.images, 0])
-            if runner.iter == 0:
-                self.record(runner, self._statistics(runner))
+        if runner.iter == 0:
+            self.record(runner, self._statistics(runner))
 
     def after_train_iter(
         self,
@@ -165,10 +165,15 @@ class MonitorHook(Hook):
         backbone.eval()
         assert self.probe is not None
         with torch.no_grad():
+            features = runner.method.embed(self.probe)
+            if not torch.isfinite(features).all():
+                backbone.train(training)
+                runner.logger.warning(f'iteration {runner.iter + 1}: features not finite')
+                return {}
             found: dict[str, Any] = {
                 key: value.tolist() for key, value in block_statistics(backbone, self.probe).items()
             }
-            found['feature_std'] = float(feature_std(runner.method.embed(self.probe)))
+            found['feature_std'] = float(feature_std(features))
         backbone.train(training)
         if found['token_cosine'][-1] > self.collapse_cosine and runner.iter > 0:
             runner.logger.warning(
@@ -197,8 +202,8 @@ class MonitorHook(Hook):
 
     @master_only
     def _summarise(self, runner: PretrainRunner) -> None:
-        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         method = runner.method
+        cpu, wall = runner.seconds()
         summary = {
             'status': 'finished',
             'method': type(method).__name__,
@@ -208,8 +213,8 @@ class MonitorHook(Hook):
             'backbone': plain(runner.cfg.model.get('backbone', {})),
             'architecture': architecture(method.monitored_backbone),
             'parameters': sum(p.numel() for p in method.monitored_backbone.parameters()),
-            'cpu_seconds': round(sum(u.ru_utime + u.ru_stime for u in usage), 1),
-            'wall_seconds': round(time.time() - self.started, 1),
+            'cpu_seconds': round(cpu, 1),
+            'wall_seconds': round(wall, 1),
         }
         text = json.dumps(_finite_or_none(summary), indent=1)
         checkpoint.write_atomically(self.path.with_name('summary.json'), lambda file: file.write(text.encode()))
@@ -233,7 +238,11 @@ class MonitorHook(Hook):
 
 @HOOKS.register_module()
 class SaveHook(Hook):
-    """Writes a checkpoint every ``interval`` iterations and at the end, and keeps the newest ``keep``."""
+    """Writes a checkpoint every ``interval`` iterations and at the end, and keeps the newest ``keep``.
+
+    Under gradient accumulation it waits for the end of the optimizer step: half a step's gradients are not saved.
+    Weights that are not finite do not replace good ones.
+    """
 
     priority = 'VERY_LOW'
 
@@ -242,6 +251,7 @@ class SaveHook(Hook):
             raise ValueError(f'checkpoint: interval={interval}, keep={keep}; expected both >= 1')
         self.interval = interval
         self.keep = keep
+        self.due = False
 
     def after_train_iter(
         self,
@@ -251,9 +261,12 @@ class SaveHook(Hook):
         outputs: dict[str, Any] | None = None,
     ) -> None:
         step = runner.iter + 1
-        if (step % self.interval == 0 or step == runner.max_iters) and runner.rank == 0:
-            if outputs is not None and not torch.isfinite(outputs['loss']):
-                runner.logger.warning(f'iteration {step}: loss not finite, so no checkpoint replaces the good ones')
+        last = step == runner.max_iters
+        self.due = self.due or step % self.interval == 0
+        if runner.rank == 0 and (last or (self.due and step % _accumulation(runner) == 0)):
+            self.due = False
+            if not all(torch.isfinite(parameter).all() for parameter in runner.method.parameters()):
+                runner.logger.warning(f'iteration {step}: weights not finite, so no checkpoint replaces the good ones')
                 return
             checkpoint.save(runner.state(), checkpoint.checkpoint_path(runner.work_dir, step), self.keep)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS, init_default_scope
+from mmengine.runner import Runner
 
 
 def launch(
@@ -33,16 +35,18 @@ def launch(
     Returns:
         The process's exit status: 0, or 2 for bad input.
     """
+    runner = None
     try:
         cfg = read_config(config, work_dir, resume, launcher, amp, cfg_options or [])
         if launcher == 'pytorch' and not torch.cuda.is_available():
             # mmengine's own start of torchrun's ranks needs a GPU for each.
             torch.distributed.init_process_group('gloo')
-        RUNNERS.build(cfg).train()
+        runner = RUNNERS.build(cfg)
+        runner.train()
     except Exception as error:
-        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
+        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error, getattr(runner, 'training_began', False)):
             raise
-        sys.stderr.write(f'error: {_sentence(error)}\n(set SKIPLESS_TRACEBACK=1 to see where it was raised)\n')
+        sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
         return 2
     finally:
         if launcher != 'none' and torch.distributed.is_initialized():
@@ -61,6 +65,12 @@ def read_config(
         if '=' not in option:
             raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
     options = dict(option.split('=', 1) for option in cfg_options)
+    known = {*cfg, *inspect.signature(Runner.__init__).parameters}
+    for key in options:
+        root = key.split('.')[0]
+        if root not in known:
+            near = difflib.get_close_matches(root, known, n=1)
+            raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
     cfg.merge_from_dict({key: DictAction._parse_iterable(value) for key, value in options.items()})
     init_default_scope('mmengine')
     cfg.launcher = launcher
@@ -74,17 +84,16 @@ def read_config(
     return cfg
 
 
-def _is_bad_input(error: Exception) -> bool:
-    """Whether an exception speaks about input: raised as such, or while a registry built an object from a config."""
-    frames = traceback.walk_tb(error.__traceback__)
-    built = any('mmengine/registry' in Path(frame.f_code.co_filename).as_posix() for frame, _ in frames)
-    return isinstance(error, (ValueError, FileNotFoundError)) or built
+def _is_bad_input(error: Exception, training_began: bool) -> bool:
+    """Whether an exception speaks about input: raised as such, or while objects were made from the config."""
+    if isinstance(error, (ValueError, FileNotFoundError)):
+        return True
+    return not training_began and isinstance(error, (TypeError, KeyError, AttributeError, AssertionError, OSError))
 
 
 def _sentence(error: BaseException) -> str:
-    """An exception's message without quotes or the frames that mmengine's registry puts around it."""
-    cause: BaseException | None = error
-    while cause is not None and cause.__cause__ is not None:
-        cause = cause.__cause__
-    text = str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else str(cause)
+    """An exception's message on one line, without the quotes that a KeyError puts around it."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if 'Original Traceback' in text:  # from a data worker: its last line is the message
+        text = text.strip().splitlines()[-1].partition(': ')[2]
     return ' '.join(text.split()) or type(error).__name__

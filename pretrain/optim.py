@@ -68,7 +68,13 @@ class PretrainOptimWrapper(OptimWrapper):
         self.grad_norm = nn.utils.get_total_norm(gradients)
         if self.max_norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.max_norm, self.grad_norm)
-        self.scaler.step(self.optimizer, **kwargs)
+        try:
+            self.scaler.step(self.optimizer, **kwargs)
+        except torch.linalg.LinAlgError as error:
+            raise ValueError(
+                f'the optimizer cannot decompose its statistics (gradient norm {float(self.grad_norm):.3g}); lower the '
+                'learning rate or clip gradients with optim_wrapper.max_norm, and resume from a checkpoint'
+            ) from error
         self.scaler.update()
         self.method.after_optimizer_step()
 
@@ -80,7 +86,11 @@ class PretrainOptimWrapper(OptimWrapper):
         wanted = [group.get('names') for group in self.optimizer.param_groups]
         if held != wanted:
             raise ValueError('the optimizer state belongs to other parameters or another optimizer')
+        # Options of the groups are the config's to decide, also when resuming; only what counts steps is state.
+        options = [{k: v for k, v in g.items() if k not in ('params', 'step')} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state_dict['optimizer'])
+        for group, kept in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(kept)
         if state_dict['scaler']:
             self.scaler.load_state_dict(state_dict['scaler'])
 

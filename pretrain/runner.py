@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import hashlib
 import inspect
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +50,18 @@ class PretrainLoop(IterBasedTrainLoop):
         if max_epochs is not None:
             per_epoch = len(self.dataloader.dataset) // (self.dataloader.batch_size * runner.world_size)
             self._max_iters = max_epochs * per_epoch
+        check_labels(self.dataloader.dataset, runner.method)
         if self._max_iters < 1:
             raise ValueError(f'train_cfg: the run would have {self._max_iters} iterations; expected at least 1')
 
+    def run(self) -> nn.Module:
+        if self._iter >= self._max_iters:
+            self.runner.logger.info(f'the run is already at iteration {self._iter} of {self._max_iters}: nothing to do')
+            return self.runner.model
+        return super().run()
+
     def run_iter(self, data_batch: Any) -> None:
+        self.runner.training_began = True
         torch.manual_seed(derived_seed(self.runner.seed, self._iter, self.runner.rank))
         super().run_iter(data_batch)
 
@@ -66,6 +77,9 @@ class PretrainRunner(Runner):
     """Drives stage 1. Config keys are those of mmengine's Runner; unknown ones are an error, not ignored."""
 
     _has_loaded: bool
+    training_began = False
+    #: CPU and wall seconds of the processes that this run continues.
+    spent: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def from_cfg(cls, cfg: Config) -> PretrainRunner:
@@ -100,6 +114,25 @@ class PretrainRunner(Runner):
             return MMDistributedDataParallel(module=model, broadcast_buffers=False)
         return super().wrap_model(model_wrapper_cfg, model)
 
+    def train(self) -> nn.Module:
+        Path(self.work_dir).mkdir(parents=True, exist_ok=True)
+        with open(Path(self.work_dir) / 'run.lock', 'w') as lock:
+            if self.rank == 0:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise ValueError(
+                        f'another process is training in {self.work_dir}; wait for it or choose another --work-dir'
+                    ) from error
+            self.started = time.time()
+            return super().train()
+
+    def seconds(self) -> tuple[float, float]:
+        """CPU (data workers included) and wall seconds of the run so far, over all its processes in time."""
+        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        cpu = sum(u.ru_utime + u.ru_stime for u in usage)
+        return self.spent[0] + cpu, self.spent[1] + time.time() - self.started
+
     def state(self) -> dict[str, Any]:
         """Everything a run needs to go on, after the current iteration."""
         method = self.method
@@ -111,6 +144,9 @@ class PretrainRunner(Runner):
                 'max_iters': self.max_iters,
                 'seed': self.seed,
                 'world_size': self.world_size,
+                'seconds': list(self.seconds()),
+                'model': plain(self.cfg.model),
+                'batch_size': self.train_dataloader.batch_size,
                 'method': type(method).__name__,
                 'architecture': architecture(method.monitored_backbone),
                 'backbone': plain(self.cfg.model.get('backbone', {})),
@@ -131,6 +167,12 @@ class PretrainRunner(Runner):
                 return
             found = newest
         else:
+            held = next(checkpoint.checkpoints(self.work_dir), None)
+            if held is not None:
+                raise ValueError(
+                    f'{self.work_dir} holds checkpoints of an earlier run ({held.name}); continue it with --resume, '
+                    'or choose another --work-dir'
+                )
             return
         path, content = found
         self._load(path, content)
@@ -145,6 +187,8 @@ class PretrainRunner(Runner):
         held, wanted = meta.get('architecture'), architecture(self.method.monitored_backbone)
         if held != wanted:
             raise ValueError(f'{path} holds a backbone with {held} and the config asks for {wanted}')
+        if self._resume:
+            self._check_unchanged(path, meta)
         try:
             self.method.load_state_dict(content['state_dict'])
             if self._resume:
@@ -163,8 +207,44 @@ class PretrainRunner(Runner):
         if meta['seed'] != self.seed:
             self.logger.info(f'continuing with the seed of the checkpoint, {meta["seed"]}')
             self.set_randomness(seed=meta['seed'])
+            self.train_dataloader.sampler.seed = meta['seed']
+        self.spent = tuple(meta['seconds'])
         self.train_loop._iter = meta['iter']
         self.logger.info(f'resumed {path} at iteration {meta["iter"]}')
+
+    def _check_unchanged(self, path: Path, meta: dict[str, Any]) -> None:
+        """Refuse to continue with another model or batch; what else differs is the user's to change."""
+        held, wanted = _flat(meta['model'], 'model'), _flat(plain(self.cfg.model), 'model')
+        held['train_dataloader.batch_size'] = meta['batch_size']
+        wanted['train_dataloader.batch_size'] = self.train_dataloader.batch_size
+        for key in sorted(held.keys() | wanted.keys()):
+            if held.get(key) != wanted.get(key):
+                raise ValueError(
+                    f'{path} was trained with {key}={held.get(key)!r} and the config says {wanted.get(key)!r}; resume '
+                    'with the same, or start a new run from its weights with load_from'
+                )
+
+
+def check_labels(dataset: Any, method: Method) -> None:
+    """Raise `ValueError` for a label that a classifier has no output for, before anything is trained."""
+    labels, classes = getattr(dataset, 'labels', None), getattr(method, 'num_classes', None)
+    if classes is None:
+        return
+    if labels is None:
+        raise ValueError(f'{type(method).__name__} needs labels and the {type(dataset).__name__} dataset has none')
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        position = int(((labels < 0) | (labels >= classes)).argmax())
+        where = getattr(dataset, 'path', None) or getattr(dataset, 'root', None) or type(dataset).__name__
+        raise ValueError(
+            f'{where}: image {position} has label {int(labels[position])} and model.num_classes is {classes}; labels '
+            f'must be 0 to {classes - 1}'
+        )
+
+
+def _flat(value: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {key: item for name, inner in value.items() for key, item in _flat(inner, f'{prefix}.{name}').items()}
 
 
 def check_keys(cfg: Config) -> None:

@@ -62,15 +62,26 @@ def check_drop_path(rate: float, attention_skip: bool, mlp_skip: bool) -> None:
         )
 
 
-def architecture(model: nn.Module) -> dict[str, bool]:
-    """Which skips a ViT has: ``{'attention_skip': bool, 'mlp_skip': bool}``; stock timm ViTs have both."""
-    for module in model.modules():
-        if isinstance(module, ResidualFreeBlock):
-            return {'attention_skip': module.attention_skip, 'mlp_skip': module.mlp_skip}
-    return {'attention_skip': True, 'mlp_skip': True}
+def architecture(model: nn.Module) -> dict[str, Any]:
+    """What a ViT's parameters do not show in their names and shapes, and a checkpoint therefore has to say.
+
+    Returns:
+        ``attention_skip`` and ``mlp_skip`` (bool; stock timm ViTs have both), ``num_heads`` and, where there is a
+        position embedding of a grid of patches, its ``grid_size`` [rows, columns].
+    """
+    vit: Any = model
+    block: Any = next(module for module in model.modules() if isinstance(module, Block))
+    tag = {
+        'attention_skip': getattr(block, 'attention_skip', True),
+        'mlp_skip': getattr(block, 'mlp_skip', True),
+        'num_heads': block.attn.num_heads,
+    }
+    if getattr(model, 'pos_embed', None) is not None:
+        tag['grid_size'] = list(vit.patch_embed.grid_size)
+    return tag
 
 
-def describe_architecture(skips: dict[str, bool]) -> str:
+def describe_architecture(skips: dict[str, Any]) -> str:
     """The word for a combination of skips, as used in messages and tables."""
     names = {
         (True, True): 'skip',

@@ -24,12 +24,32 @@ from skipless.block import architecture, describe_architecture
 _CLASSIFIER = ('head.', 'fc_norm.', 'head_drop.')
 
 
+class _Inert:
+    """Stands in for bookkeeping objects of mmengine's checkpoints: takes their state and does nothing with it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+# Stage-2 checkpoints hold histories of logged values beside the weights; none of their own code is run.
+_INERT: list[Any] = [
+    (_Inert, 'mmengine.logging.history_buffer.HistoryBuffer'),
+    (_Inert, 'numpy._core.multiarray._reconstruct'),
+    (_Inert, 'numpy._core.multiarray.scalar'),
+    (_Inert, 'numpy.ndarray'),
+    (_Inert, 'numpy.dtype'),
+    (_Inert, 'builtins.getattr'),
+    (_Inert, '__builtin__.getattr'),
+]
+
+
 @dataclass(frozen=True)
 class BackboneWeights:
     """Weights of one backbone with timm's names, and what the file says about them."""
 
     state_dict: dict[str, Tensor]
-    architecture: dict[str, bool] | None = None
+    architecture: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
 
 
@@ -71,7 +91,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
                     'state_dict': {key: file.get_tensor(key) for key in file.keys()},
                     'meta': file.metadata() or {},
                 }
-        content = torch.load(path, map_location='cpu', weights_only=True)
+        with torch.serialization.safe_globals(_INERT):
+            content = torch.load(path, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f'checkpoint {path} is damaged or holds objects other than tensors and plain values; such objects are not '
@@ -140,7 +161,7 @@ def load_backbone(
     _check_architecture(model, weights, path)
     target = model.state_dict()
     source = {k: v for k, v in weights.state_dict.items() if k in target or not k.startswith(_CLASSIFIER)}
-    resampled = _resample_position(model, source, weights.config)
+    resampled = _resample_position(model, source, (weights.architecture or {}).get('grid_size'))
     report = LoadReport(
         str(path),
         matched=[name for name in source if name in target],
@@ -163,9 +184,14 @@ def load_backbone(
 
 
 def _check_architecture(model: VisionTransformer, weights: BackboneWeights, path: str | Path) -> None:
-    held = weights.architecture or {'attention_skip': True, 'mlp_skip': True}
     wanted = architecture(model)
-    if held != wanted:
+    held = {'attention_skip': True, 'mlp_skip': True, **(weights.architecture or {})}
+    if held.get('num_heads', wanted['num_heads']) != wanted['num_heads']:
+        raise ValueError(
+            f'checkpoint {path} holds a ViT with {held["num_heads"]} attention heads and the model has '
+            f'{wanted["num_heads"]}; the shapes would fit but not the features, so set num_heads={held["num_heads"]}'
+        )
+    if any(held[skip] != wanted[skip] for skip in ('attention_skip', 'mlp_skip')):
         untagged = '' if weights.architecture else ' (it carries no tag, as public ViTs, which have skips)'
         raise ValueError(
             f'checkpoint {path} holds a {describe_architecture(held)} ViT{untagged} and the model is '
@@ -174,9 +200,12 @@ def _check_architecture(model: VisionTransformer, weights: BackboneWeights, path
         )
 
 
-def _resample_position(model: VisionTransformer, source: dict[str, Tensor], config: dict[str, Any] | None) -> list[str]:
+def _resample_position(model: VisionTransformer, source: dict[str, Tensor], grid: list[int] | None) -> list[str]:
     position = source.get('pos_embed')
-    if position is None or model.pos_embed is None or position.shape == model.pos_embed.shape:
+    if position is None or model.pos_embed is None:
+        return []
+    same_grid = grid is None or list(grid) == list(model.patch_embed.grid_size)
+    if position.shape == model.pos_embed.shape and same_grid:
         return []
     if position.ndim != 3 or position.shape[-1] != model.pos_embed.shape[-1]:
         return []  # another width: the shape check names it
@@ -184,19 +213,14 @@ def _resample_position(model: VisionTransformer, source: dict[str, Tensor], conf
     source['pos_embed'] = resample_abs_pos_embed(
         position,
         new_size=list(model.patch_embed.grid_size),
-        old_size=_grid(position.shape[1] - prefix, config),
+        old_size=grid or _square(position.shape[1] - prefix),
         num_prefix_tokens=prefix,
     )
     return ['pos_embed']
 
 
-def _grid(patches: int, config: dict[str, Any] | None) -> list[int]:
-    """Rows and columns of the position grid; square unless the checkpoint's own config says otherwise."""
-    size, patch = (config or {}).get('img_size'), (config or {}).get('patch_size')
-    if isinstance(size, (list, tuple)) and isinstance(patch, int):
-        rows, columns = size[0] // patch, size[1] // patch
-        if rows * columns == patches:
-            return [rows, columns]
+def _square(patches: int) -> list[int]:
+    """Rows and columns of a position grid that nothing is recorded about."""
     side = math.isqrt(patches)
     if side * side != patches:
         raise ValueError(f'position embedding of {patches} patches is not square and its grid is not recorded')

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,11 @@ def test_there_are_blocks_to_test():
     assert any(language == 'python' for language, _ in BLOCKS)
 
 
+@cache
+def help_of(script: str) -> str:
+    return subprocess.run([sys.executable, script, '--help'], cwd=REPOSITORY, capture_output=True, text=True).stdout
+
+
 @pytest.mark.parametrize('code', [body for language, body in BLOCKS if language == 'python'])
 def test_python_blocks_run(code):
     done = subprocess.run([sys.executable, '-c', code], cwd=REPOSITORY, capture_output=True, text=True)
@@ -54,7 +60,7 @@ def test_commands_name_files_and_options_that_exist(command):
     if script.endswith('.sh'):
         subprocess.run(['bash', '-n', script], check=True, cwd=REPOSITORY)
         return
-    usage = subprocess.run([sys.executable, script, '--help'], cwd=REPOSITORY, capture_output=True, text=True).stdout
+    usage = help_of(script)
     arguments = words[words.index(script) + 1 :]
     for word in arguments:
         assert not word.startswith('--') or word in usage, f'{script} has no option {word}'

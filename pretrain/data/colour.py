@@ -52,7 +52,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> Tensor:
     span = chroma.clamp(min=torch.finfo(x.dtype).tiny)
     hue = (green + blue).sub_(red).sub_(least).div_(span).add_(1).copysign_(green - blue)
     turns = hue.div_(6).add_(shift[:, None, None])
-    channels = torch.tensor([0, 1 / 3, 2 / 3], dtype=x.dtype, device=x.device).view(1, 3, 1, 1)
+    channels = (torch.arange(3, dtype=x.dtype, device=x.device) / 3).view(1, 3, 1, 1)
     distance = turns.unsqueeze(1) - channels
     distance = distance.sub_(distance.round()).abs_()
     weight = distance.mul_(-6).add_(2).clamp_(0, 1)

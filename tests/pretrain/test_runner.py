@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,7 +106,8 @@ def test_run_directory_holds_what_the_report_reads(config, tmp_path):
     summary = json.loads((work / 'summary.json').read_text())
     assert summary['status'] == 'finished'
     assert summary['method'] == 'DINO'
-    assert summary['architecture'] == {'attention_skip': False, 'mlp_skip': False}
+    tag = {'attention_skip': False, 'mlp_skip': False, 'num_heads': 2, 'grid_size': [4, 4]}
+    assert summary['architecture'] == tag
     assert summary['backbone']['name'] == 'skipless_vit_test_patch4_32'
     assert summary['steps'] == 8
     assert summary['seed'] == 3
@@ -143,6 +146,97 @@ def test_seed_changes_the_run(config, tmp_path):
     assert launch(path, str(tmp_path / 'a'), cfg_options=['train_cfg.max_iters=2']) == 0
     assert launch(path, str(tmp_path / 'b'), cfg_options=['train_cfg.max_iters=2', 'randomness.seed=4']) == 0
     assert losses(tmp_path / 'a') != losses(tmp_path / 'b')
+
+
+def test_a_new_run_does_not_touch_an_earlier_one(config, tmp_path, capfd):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work)) == 0
+    before = {p.name: p.stat().st_mtime_ns for p in work.iterdir() if p.suffix in ('.pth', '.json', '.jsonl')}
+    assert launch(path, str(work), cfg_options=['randomness.seed=5']) == 2
+    assert 'continue it with --resume' in capfd.readouterr().err
+    assert before == {p.name: p.stat().st_mtime_ns for p in work.iterdir() if p.name in before}
+    # Resuming what is finished changes nothing either.
+    assert launch(path, str(work), resume='auto') == 0
+    assert before == {p.name: p.stat().st_mtime_ns for p in work.iterdir() if p.name in before}
+
+
+def test_resume_goes_on_with_the_seed_of_the_run(config, tmp_path):
+    path, work = config('DINO'), tmp_path / 'run'
+    assert launch(path, str(work)) == 0
+    whole = losses(work)
+    checkpoint.checkpoint_path(work, 8).unlink()
+    assert launch(path, str(work), resume='auto', cfg_options=['randomness.seed=9']) == 0
+    assert losses(work) == whole
+
+
+def test_resume_under_accumulation_is_exact_whatever_the_interval(config, tmp_path):
+    path, work = config('DINO'), tmp_path / 'run'
+    options = ['optim_wrapper.accumulative_counts=3', 'default_hooks.checkpoint.interval=4', 'train_cfg.max_iters=12']
+    assert launch(path, str(work), cfg_options=options) == 0
+    whole = losses(work)
+    assert [p.name for p in checkpoint.checkpoints(work)] == ['step_00000012.pth', 'step_00000009.pth']
+    checkpoint.checkpoint_path(work, 12).unlink()
+    assert launch(path, str(work), resume='auto', cfg_options=options) == 0
+    assert losses(work) == whole
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        ('model.backbone.num_heads=4', 'num_heads'),
+        ('model.mask_ratio=0.25', r'model.mask_ratio=0.5 and the config says 0.25'),
+        ('train_dataloader.batch_size=2', 'train_dataloader.batch_size=4 and the config says 2'),
+    ],
+)
+def test_resume_refuses_another_model_or_batch(config, tmp_path, capfd, change, words):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    assert launch(path, str(work), resume='auto', cfg_options=[change]) == 2
+    assert re.search(words, capfd.readouterr().err)
+
+
+def test_resume_takes_optimizer_options_from_the_config(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    decay = 'default_hooks.schedule.final_weight_decay=0.5'
+    assert launch(path, str(work), cfg_options=[decay, 'train_cfg.max_iters=4']) == 0
+    assert launch(path, str(work), resume='auto', cfg_options=['optim_wrapper.optimizer.betas=[0.5,0.5]']) == 0
+    groups = read_checkpoint(checkpoint.checkpoint_path(work, 8))['optimizer']['optimizer']['param_groups']
+    assert {tuple(group['betas']) for group in groups} == {(0.5, 0.5)}
+    assert max(group['weight_decay'] for group in groups) == 0.05
+
+
+def test_time_of_a_resumed_run_is_that_of_all_its_parts(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    state = read_checkpoint(checkpoint.checkpoint_path(work, 4))
+    state['meta']['seconds'] = [1000.0, 2000.0]
+    checkpoint.save(state, checkpoint.checkpoint_path(work, 4), keep=2)
+    assert launch(path, str(work), resume='auto') == 0
+    summary = json.loads((work / 'summary.json').read_text())
+    assert summary['cpu_seconds'] > 1000
+    assert 2000 < summary['wall_seconds'] < 2600
+
+
+def test_second_process_in_a_run_directory_is_refused(config, tmp_path, capfd):
+    work = tmp_path / 'run'
+    work.mkdir()
+    with open(work / 'run.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert launch(config(), str(work)) == 2
+    assert 'another process is training in' in capfd.readouterr().err
+
+
+def test_label_without_an_output_is_named(config, tmp_path, capfd):
+    path = tmp_path / 'data.npz'
+    labels = np.array([0, 1, 5, 1, 0, 1, 0, 1])
+    np.savez(path, train_images=np.zeros((8, 32, 32, 3), np.uint8), train_labels=labels)
+    dataset = f"dataset=dict(type='PackedArrays', path='{path}', "
+    written = config(d=("dataset=dict(type='Scenes', length=24, size=40, ", dataset))
+    text = Path(written).read_text()
+    model = "dict(type='Supervised', num_classes=2, backbone=backbone, data_preprocessor=dict(type='DeviceAugment'))"
+    Path(written).write_text(text[: text.index('model = ')] + f'model = {model}\n')
+    assert launch(written, str(tmp_path / 'run')) == 2
+    assert re.search(r'data.npz: image 2 has label 5 and model.num_classes is 2', capfd.readouterr().err)
 
 
 def test_damaged_newest_checkpoint_falls_back(config, tmp_path):
@@ -208,6 +302,8 @@ BAD = {
     'no data': ({}, ['train_dataloader.dataset.type=ImageFolder', 'train_dataloader.dataset.root=nowhere',
                      'train_dataloader.dataset.length=None', 'train_dataloader.dataset.size=None'], 'length|nowhere'),
     'optimizer': ({}, ['optim_wrapper.optimizer.type=Lion'], "'Lion'"),
+    'rate': ({}, ['optim_wrapper.optimizer.lr=fast'], "fast|str"),
+    'option that nothing reads': ({}, ['max_iter=3'], "max_iter: no such key"),
     'precision': ({}, ['optim_wrapper.precision=float8'], 'float8'),
     'length': ({}, ['train_cfg.max_epochs=3'], 'max_iters=8 and max_epochs=3'),
     'default hook': ({}, ['default_hooks.logger.type=LoggerHook'], 'default_hooks.logger'),
@@ -217,8 +313,6 @@ BAD = {
 
 @pytest.mark.parametrize('case', BAD)
 def test_bad_input_is_one_clear_sentence(config, tmp_path, capfd, case):
-    import re
-
     replace, options, words = BAD[case]
     assert launch(config(**replace), str(tmp_path / 'run'), cfg_options=options) == 2
     error = capfd.readouterr().err

@@ -61,14 +61,27 @@ def test_position_is_resampled_to_the_model(tmp_path):
     assert torch.equal(target.pos_embed[0, 0], source.pos_embed[0, 0])
 
 
-def test_non_square_grid_is_taken_from_the_recorded_config(tmp_path):
-    source = skipless.build_backbone(TEST, img_size=(16, 36))
+def test_grid_is_taken_from_the_tag(tmp_path):
+    # 4 x 16 patches are as many as 8 x 8, so only the tag tells that they have to be resampled.
+    wide = skipless.build_backbone(TEST, img_size=(16, 64))
+    ramp = torch.linspace(0, 1, 16).expand(4, 16).reshape(1, 64, 1).expand(1, 64, 64)
+    wide.pos_embed.data[:, 1:] = ramp
     target = skipless.build_backbone(TEST)
-    path = saved(tmp_path / 'x.pth', source, backbone=dict(img_size=[16, 36], patch_size=4))
-    assert load_backbone(target, path).resampled == ['pos_embed']
-    square = skipless.build_backbone(TEST, img_size=(16, 32))
+    assert load_backbone(target, saved(tmp_path / 'x.pth', wide)).resampled == ['pos_embed']
+    columns = target.pos_embed.detach()[0, 1:].reshape(8, 8, 64)[:, :, 0]
+    assert torch.allclose(columns, columns[:1].expand(8, 8), atol=1e-5)
+    assert (columns.diff(dim=1) > 0.05).all()
+    state = skipless.build_backbone(TEST, img_size=(16, 32)).state_dict()
+    skips = dict(attention_skip=False, mlp_skip=False)
+    torch.save({'state_dict': state, 'meta': {'architecture': skips}}, tmp_path / 'y.pth')
     with pytest.raises(ValueError, match='not square'):
-        load_backbone(target, saved(tmp_path / 'y.pth', square))
+        load_backbone(target, tmp_path / 'y.pth')
+
+
+def test_other_number_of_heads_is_refused(tmp_path):
+    path = saved(tmp_path / 'x.pth', skipless.build_backbone(TEST))
+    with pytest.raises(ValueError, match=r'2 attention heads and the model has 4.*num_heads=2'):
+        load_backbone(skipless.build_backbone(TEST, num_heads=4), path)
 
 
 @pytest.mark.parametrize('skip', [True, False])
