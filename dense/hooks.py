@@ -14,10 +14,13 @@ import mmcv
 import numpy as np
 from mmengine.dist import all_reduce_params, master_only
 from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from mmseg.engine.hooks import SegVisualizationHook
 from mmseg.registry import HOOKS
 from mmseg.structures import SegDataSample
+
+import skipless
 
 
 @HOOKS.register_module()
@@ -49,6 +52,14 @@ class SummaryHook(Hook):
     def after_test(self, runner: Runner) -> None:
         self._write(runner, 'test_summary.json')
 
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        vit = getattr(_network(runner).backbone, 'vit', None)
+        if vit is not None:
+            checkpoint['meta']['architecture'] = skipless.architecture(vit)
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        check_tag(_network(runner), checkpoint.get('meta', {}))
+
     @master_only
     def _write(self, runner: Runner, name: str) -> None:
         parameters = list(runner.model.parameters())
@@ -66,6 +77,24 @@ class SummaryHook(Hook):
         temporary = target.with_name(f'{name}.tmp')
         temporary.write_text(json.dumps(summary, indent=2))
         os.replace(temporary, target)
+
+
+def check_tag(network: Any, meta: Mapping[str, Any]) -> None:
+    """Raise `ValueError` when a stage-2 checkpoint's backbone is of another architecture than the model's."""
+    vit, held = getattr(network.backbone, 'vit', None), meta.get('architecture')
+    if vit is None or held is None:
+        return
+    wanted = skipless.architecture(vit)
+    for key in ('attention_skip', 'mlp_skip', 'num_heads'):
+        if held[key] != wanted[key]:
+            raise ValueError(
+                f'the checkpoint was trained with a backbone of {key}={held[key]} and the config builds one of '
+                f'{key}={wanted[key]}; the names and shapes would fit but not the features'
+            )
+
+
+def _network(runner: Runner) -> Any:
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
 
 
 def _cpu_seconds() -> float:

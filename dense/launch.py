@@ -16,10 +16,9 @@ import torch.distributed
 from mmengine.config import Config
 from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner, find_latest_checkpoint
-from mmengine.runner.checkpoint import get_torch_safe_globals
 from torch import nn
 
-from dense.hooks import SummaryHook
+from dense.hooks import SummaryHook, check_tag
 from skipless.checkpoint import read_checkpoint
 
 Options = Mapping[str, Any]
@@ -62,7 +61,7 @@ def train(
         cfg.load_from = resume
     resumed = cfg.load_from or (find_latest_checkpoint(cfg.work_dir) if resume else None)
     if resumed:
-        _read_weights(resumed)  # mmengine unpickles what it cannot load safely; this refuses
+        _read_checkpoint(resumed)  # mmengine unpickles what it cannot load safely; this refuses
     if amp:
         _use_mixed_precision(cfg)
     runner = DenseRunner.from_cfg(cfg)
@@ -97,7 +96,7 @@ def evaluate(
         The metrics.
     """
     cfg = read_config(config, work_dir, cfg_options, launcher)
-    weights = _read_weights(checkpoint)
+    content = _read_checkpoint(checkpoint)
     if cfg.model.get('backbone', {}).get('type') == 'SkiplessViT':
         # The checkpoint holds the backbone too; the stage-1 file that it came from may be gone by now.
         cfg.model.backbone.update(checkpoint=None, weight_init='skip')
@@ -118,8 +117,9 @@ def evaluate(
     model = runner.model
     while is_model_wrapper(model) or (tta and hasattr(model, 'module')):
         model = model.module
+    check_tag(model, content.get('meta', {}))
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(content['state_dict'])
     except RuntimeError as error:
         first = '; '.join(line.strip() for line in str(error).splitlines()[1:3])
         raise ValueError(f'checkpoint {checkpoint} does not fit the model of {config}: {first}') from error
@@ -138,7 +138,13 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     cfg = Config.fromfile(config)
     for key in cfg_options or {}:
         _check_option(key, cfg)
+    planned = cfg.get('train_cfg', {}).get('max_iters')
     cfg.merge_from_dict(dict(cfg_options or {}))
+    if 'train_cfg.max_iters' in (cfg_options or {}) and not any(
+        k.startswith('param_scheduler') for k in cfg_options or {}
+    ):
+        _stretch_schedule(cfg, planned)
+    _check_schedule(cfg)
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)
     cfg.launcher = launcher
     if launcher != 'none' and not torch.cuda.is_available():
@@ -186,6 +192,34 @@ def _check_option(key: str, cfg: Config) -> None:
         raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
+def _stretch_schedule(cfg: Config, planned: int | None) -> None:
+    """Make a schedule counted in iterations follow a run that the command line made shorter or longer."""
+    for scheduler in cfg.get('param_scheduler') or []:
+        if planned and not scheduler.get('by_epoch', True):
+            for key in {'begin', 'end', 'T_max'} & set(scheduler):
+                scheduler[key] = round(scheduler[key] * cfg.train_cfg.max_iters / planned)
+            if 'end' in scheduler:
+                scheduler.end = max(scheduler.end, scheduler.get('begin', 0) + 1)
+
+
+def _check_schedule(cfg: Config) -> None:
+    """Refuse a warm-up that is longer than the run."""
+    total = cfg.get('train_cfg', {}).get('max_iters')
+    for i, scheduler in enumerate(cfg.get('param_scheduler') or []):
+        begins, ends = scheduler.get('begin', 0), scheduler.get('end')
+        if (
+            total
+            and scheduler.get('type') == 'LinearLR'
+            and ends
+            and not scheduler.get('by_epoch', True)
+            and ends > total
+        ):
+            raise ValueError(
+                f'param_scheduler[{i}] warms up from iteration {begins} to {ends} and train_cfg.max_iters is {total}; '
+                f'shorten it, e.g. param_scheduler.{i}.end={max(1, total // 10)}, or train longer'
+            )
+
+
 def _use_mixed_precision(cfg: Config) -> None:
     if not torch.cuda.is_available():
         raise ValueError("--amp: stage 2 uses mmengine's AmpOptimWrapper, which needs a GPU; leave --amp out on a CPU")
@@ -196,14 +230,12 @@ def _use_mixed_precision(cfg: Config) -> None:
         cfg.optim_wrapper.loss_scale = 'dynamic'
 
 
-def _read_weights(checkpoint: str) -> dict[str, Any]:
-    """State dict of an mmengine checkpoint; nothing but tensors and mmengine's own records is unpickled."""
-    with torch.serialization.safe_globals(get_torch_safe_globals()):
-        content = read_checkpoint(checkpoint)
-    state = content.get('state_dict')
-    if not isinstance(state, dict):
+def _read_checkpoint(checkpoint: str) -> dict[str, Any]:
+    """An mmengine checkpoint; nothing but tensors and plain values is unpickled."""
+    content = read_checkpoint(checkpoint)
+    if not isinstance(content.get('state_dict'), dict):
         raise ValueError(f'checkpoint {checkpoint} has no "state_dict"; expected one written by tools/train.py')
-    return state
+    return content
 
 
 def _metrics(runner: Runner) -> dict[str, Any]:

@@ -20,6 +20,7 @@ SHRINK = {
         'train_cfg.max_iters=2', 'model.backbone.depth=12', 'train_dataloader.batch_size=2',
         'default_hooks.monitor.images=2', 'default_hooks.checkpoint.interval=1',
     ],
+    'tools/test.py': ['test_dataloader.dataset.length=2'],
     'tools/train.py': [
         'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2',
         'train_dataloader.dataset.length=4', 'val_dataloader.dataset.length=2',
@@ -75,7 +76,12 @@ def test_stage_commands_run_in_order(tmp_path):
         script = words[1] if words[0] == 'python' else ''
         if script not in SHRINK or not any('scenes' in word for word in words):
             continue
-        words = [word.replace('work_dirs', str(tmp_path)).replace('step_00001000', 'step_00000002') for word in words]
+        words = [
+            word.replace('work_dirs', str(tmp_path))
+            .replace('step_00001000', 'step_00000002')
+            .replace('iter_300', 'iter_2')
+            for word in words
+        ]
         if '--cfg-options' not in words:
             words.append('--cfg-options')
         words += SHRINK[script] + (['train_dataloader.dataset.length=4'] if script == 'tools/pretrain.py' else [])
@@ -84,4 +90,4 @@ def test_stage_commands_run_in_order(tmp_path):
         )
         assert done.returncode == 0, f'{shlex.join(words)}\n{done.stderr[-3000:]}'
         ran += 1
-    assert ran >= 4
+    assert ran >= 6

@@ -105,7 +105,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.delenv('CAMVID_ROOT', raising=False)
     monkeypatch.chdir(tmp_path)
     assert run(train, work_dir=str(tmp_path), **words) == 2
-    first = capsys.readouterr().err.strip().splitlines()[-2]
+    first = capsys.readouterr().err.strip().splitlines()[-1]
     assert first.startswith('error: ')
     assert message in first
 
@@ -139,6 +139,28 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / 'half.pth').write_bytes(Path(checkpoint).read_bytes()[:5000])
     with pytest.raises(ValueError, match=r'half\.pth is damaged'):
         evaluate(SEG, str(tmp_path / 'half.pth'), str(tmp_path), cfg_options=TINY)
+
+
+def test_a_stage_2_checkpoint_says_what_its_backbone_is(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    checkpoint = str(tmp_path / 'iter_2.pth')
+    skips = {'model.backbone.attention_skip': True, 'model.backbone.mlp_skip': True}
+    with pytest.raises(ValueError, match='attention_skip=False and the config builds one of attention_skip=True'):
+        evaluate(SEG, checkpoint, str(tmp_path), cfg_options={**TINY, **skips})
+    with pytest.raises(ValueError, match='attention_skip'):
+        train(SEG, str(tmp_path), resume='auto', cfg_options={**TINY, **skips, 'train_cfg.max_iters': 4})
+    # It serves as the backbone of another run, with the same care.
+    backbone = {'model.backbone.checkpoint': checkpoint}
+    train(SEG, str(tmp_path / 'next'), cfg_options={**TINY, **backbone})
+    with pytest.raises(ValueError, match='skipless ViT and the model is skip'):
+        train(SEG, str(tmp_path / 'other'), cfg_options={**TINY, **backbone, **skips})
+
+
+def test_schedule_follows_the_length_of_the_run(tmp_path: Path) -> None:
+    cfg = read_config(SEG, str(tmp_path), {'train_cfg.max_iters': 30}, 'none')
+    assert [(s.begin, s.end) for s in cfg.param_scheduler] == [(0, 2), (2, 30)]
+    with pytest.raises(ValueError, match=r'warms up from iteration 0 to 50 and train_cfg.max_iters is 30'):
+        read_config(SEG, str(tmp_path), {'train_cfg.max_iters': 30, 'param_scheduler.0.end': 50}, 'none')
 
 
 def test_resume_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
