@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from mmengine.dist import barrier
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS, HOOKS
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -112,16 +113,19 @@ class EvaluationHook(Hook):
     @staticmethod
     @torch.no_grad()
     def _features(method: Any, loader: DataLoader) -> tuple[Tensor, Tensor, Tensor | None]:
-        features, labels, right = [], [], []
+        features, labels, right, bad = [], [], [], []
         classify = getattr(method, 'classify', None)
         for batch in loader:
             images = method.data_preprocessor.normalise(batch['global_crops'][:, 0])
             label = batch['label'].to(images.device)
             embedded = method.embed(images).float()
             features.append(embedded)
+            bad += batch['bad']
             labels.append(label)
             if classify is not None:
                 right.append(classify(embedded).argmax(dim=1) == label)
+        if bad:
+            print_log(f'evaluation: {len(bad)} images could not be read and were replaced: {bad[0]}', 'current', 30)
         if (torch.cat(labels) < 0).any():
             raise ValueError('evaluation: the dataset has unlabelled images; k-NN needs labels, so drop EvaluationHook')
         return torch.cat(features), torch.cat(labels), torch.cat(right) if right else None

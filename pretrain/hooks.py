@@ -277,7 +277,14 @@ class BadFilesHook(Hook):
 
     def __init__(self, max_rate: float = 0.05) -> None:
         self.ledger = BadFiles(max_rate)
-        self.listed = 0
+
+    def before_train(self, runner: PretrainRunner) -> None:
+        name = 'bad_files.txt' if runner.rank == 0 else f'bad_files_rank{runner.rank}.txt'
+        self.path = Path(runner.work_dir) / name
+        if runner.iter == 0:
+            self.path.unlink(missing_ok=True)
+        # A resumed run adds to the list of what it continues.
+        self.listed = set(self.path.read_text().splitlines()) if self.path.is_file() else set()
 
     def after_train_iter(
         self,
@@ -287,12 +294,12 @@ class BadFilesHook(Hook):
         outputs: dict[str, Any] | None = None,
     ) -> None:
         self.ledger.update(data_batch['bad'], seen=len(data_batch['index']))
-        files = self.ledger.files
-        if len(files) > self.listed:
-            self.listed = len(files)
-            name = 'bad_files.txt' if runner.rank == 0 else f'bad_files_rank{runner.rank}.txt'
-            (Path(runner.work_dir) / name).write_text(''.join(f'{line}\n' for line in files))
-            runner.logger.warning(f'{len(files)} image files could not be read so far; the newest: {files[-1]}')
+        new = [line for line in dict.fromkeys(data_batch['bad']) if line not in self.listed]
+        if new:
+            self.listed.update(new)
+            with open(self.path, 'a') as file:
+                file.writelines(f'{line}\n' for line in new)
+            runner.logger.warning(f'{len(self.listed)} image files could not be read so far; the newest: {new[-1]}')
 
 
 def _accumulation(runner: PretrainRunner) -> int:

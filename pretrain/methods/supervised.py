@@ -67,14 +67,14 @@ class Supervised(Method):
         return self.head(features).float()
 
     def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
-        """See `Method.loss`; every global crop is a sample of its own. ``top1`` is a share in [0, 1]."""
+        """See `Method.loss`; every global crop is a sample of its own. ``train_top1`` is a share in [0, 1]."""
         label = self._check_labels(label).repeat(len(global_crops))
         images, other, weight = self._mix(global_crops.flatten(0, 1), label)
         logits = self.classify(self.pooled(forward_tokens(self.backbone, images)))
         loss = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
         if weight < 1:
             loss = weight * loss + (1 - weight) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)
-        return {'loss': loss, 'top1': (logits.detach().argmax(dim=-1) == label).float().mean()}
+        return {'loss': loss, 'train_top1': (logits.detach().argmax(dim=-1) == label).float().mean()}
 
     def _mix(self, images: Tensor, label: Tensor) -> tuple[Tensor, Tensor, float]:
         """Images mixed with those of another order, the labels of these, and the weight of the first ones."""
