@@ -293,13 +293,13 @@ class BadFilesHook(Hook):
         data_batch: Any = None,
         outputs: dict[str, Any] | None = None,
     ) -> None:
-        self.ledger.update(data_batch['bad'], seen=len(data_batch['index']))
         new = [line for line in dict.fromkeys(data_batch['bad']) if line not in self.listed]
         if new:
             self.listed.update(new)
             with open(self.path, 'a') as file:
                 file.writelines(f'{line}\n' for line in new)
             runner.logger.warning(f'{len(self.listed)} image files could not be read so far; the newest: {new[-1]}')
+        self.ledger.update(data_batch['bad'], seen=len(data_batch['index']))
 
 
 def _accumulation(runner: PretrainRunner) -> int:
