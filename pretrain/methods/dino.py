@@ -100,6 +100,20 @@ class DINO(Method):
         super().__init__(data_preprocessor)
         if ibot_weight < 0:
             raise ValueError(f'ibot_weight={ibot_weight}: expected a number >= 0')
+        for name, momentum in (('ema_momentum', ema_momentum), ('centre_momentum', centre_momentum)):
+            if not 0 <= momentum <= 1:
+                raise ValueError(f'{name}={momentum}: expected a number in [0, 1]')
+        temperatures = dict(
+            student_temperature=student_temperature,
+            teacher_temperature=teacher_temperature,
+            warmup_teacher_temperature=warmup_teacher_temperature,
+            ibot_teacher_temperature=teacher_temperature
+            if ibot_teacher_temperature is None
+            else ibot_teacher_temperature,
+        )
+        for name, temperature in temperatures.items():
+            if not temperature > 0:
+                raise ValueError(f'{name}={temperature}: expected a number > 0')
         if ibot_weight and not 0 < ibot_mask_probability <= 1:
             raise ValueError(f'ibot_mask_probability={ibot_mask_probability}: expected a number in (0, 1]')
         if ibot_weight and not 0 < ibot_mask_ratio[0] <= ibot_mask_ratio[1] < 1:
@@ -109,7 +123,7 @@ class DINO(Method):
         self.teacher_temperatures = (warmup_teacher_temperature, teacher_temperature)
         self.patch_teacher_temperatures = (
             warmup_teacher_temperature,
-            ibot_teacher_temperature or teacher_temperature,
+            temperatures['ibot_teacher_temperature'],
         )
         self.teacher_temperature_warmup = teacher_temperature_warmup
         self.ema_momentum = ema_momentum

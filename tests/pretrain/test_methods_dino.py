@@ -328,6 +328,10 @@ def test_local_crops_need_a_dynamic_image_size():
     ('options', 'message'),
     [
         (dict(ibot_weight=-1), 'ibot_weight=-1'),
+        (dict(ema_momentum=1.5), 'ema_momentum=1.5'),
+        (dict(centre_momentum=-3), 'centre_momentum=-3'),
+        (dict(student_temperature=0), 'student_temperature=0'),
+        (dict(ibot_teacher_temperature=0), 'ibot_teacher_temperature=0'),
         (dict(ibot_weight=1, ibot_mask_ratio=(0.5, 0.1)), 'ibot_mask_ratio'),
         (dict(ibot_weight=1, ibot_mask_probability=0), 'ibot_mask_probability=0'),
         (dict(ibot_weight=1, backbone=dict(BACKBONE, patch_drop_rate=0.5)), 'patch_drop_rate'),
