@@ -120,10 +120,12 @@ class PretrainRunner(Runner):
             if self.rank == 0:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
+                except BlockingIOError as error:
                     raise ValueError(
                         f'another process is training in {self.work_dir}; wait for it or choose another --work-dir'
                     ) from error
+                except OSError as error:  # some network file systems have no locks
+                    self.logger.warning(f'{self.work_dir} cannot be locked ({error}); start no second run in it')
             self.started = time.time()
             return super().train()
 

@@ -420,7 +420,7 @@ def test_two_processes_train_one_model(config, tmp_path):
     two, one = tmp_path / 'two', tmp_path / 'one'
     options = ['train_cfg.max_iters=4', 'optim_wrapper.optimizer.type=AdamW']
     path = config('MAE', p=(', precondition_frequency=3', ''))
-    command = ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={29000 + os.getpid() % 900}']
+    command = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2']
     command += ['tools/pretrain.py', path, '--launcher', 'pytorch', '--work-dir', str(two), '--cfg-options', *options]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     done = subprocess.run(
