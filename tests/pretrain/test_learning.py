@@ -93,7 +93,7 @@ def run(data, tmp_path):
             text = text.replace(word, str(value))
         config = tmp_path / 'config.py'
         config.write_text(text)
-        work = tmp_path / f'{seed}'
+        work = tmp_path / f'{seed}-{init}'
         assert launch(str(config), str(work), cfg_options=[f'randomness.seed={seed}']) == 0
         records = [json.loads(line) for line in (work / 'monitor.jsonl').read_text().splitlines()]
         end = json.loads((work / 'summary.json').read_text())['metrics']

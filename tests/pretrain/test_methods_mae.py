@@ -136,8 +136,9 @@ def test_fixed_position_of_the_backbone(options):
 @pytest.mark.parametrize('skip', [True, False])
 def test_decoder_keeps_its_skips_unless_told_otherwise(skip):
     model = build(decoder_skip=skip)
-    assert architecture(model.decoder) == dict(attention_skip=skip, mlp_skip=skip)
-    assert architecture(model.backbone) == dict(attention_skip=False, mlp_skip=False)
+    for module, expected in ((model.decoder, skip), (model.backbone, False)):
+        tag = architecture(module)
+        assert (tag['attention_skip'], tag['mlp_skip']) == (expected, expected)
     qkv = model.decoder.blocks[0].attn.qkv.weight.double()
     value_output = model.decoder.blocks[0].attn.proj.weight.double() @ qkv[64:]
     assert (torch.linalg.cond(value_output) < 1.001) == (not skip)  # the residual-free initialisation
