@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pretrain.data import collate_crops
+from pretrain.hooks import MonitorHook
 from pretrain.runner import PretrainRunner
 
 
@@ -107,7 +108,7 @@ class EvaluationHook(Hook):
             if right is not None:
                 values['top1'] = float(right.float().mean())
             runner.logger.info(f'iteration {step}: ' + ', '.join(f'{k} {v:.4f}' for k, v in values.items()))
-            next(hook for hook in runner.hooks if type(hook).__name__ == 'MonitorHook').record(runner, values, step)
+            next(hook for hook in runner.hooks if isinstance(hook, MonitorHook)).record(runner, values, step)
         barrier()
 
     @staticmethod
