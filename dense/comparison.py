@@ -28,7 +28,7 @@ class Metric:
 
     ``key`` is one of a summary.json's ``metrics``, possibly of a subset (``'cross_scene/delta1'``).
     With ``@start`` behind it, it is the first such value in a pretraining's monitor.jsonl: what the network
-    gives before it has learned.
+    gives before it has learned. Of values that are listed by block, the last block's counts.
     """
 
     key: str
@@ -49,6 +49,8 @@ KNOWN_METRICS = {
         Metric('feature_std', 'feature spread', True, digits=2),
         Metric('teacher_entropy', 'teacher entropy', True, digits=2),
         Metric('teacher_kl', 'teacher KL', False, digits=2),
+        Metric('token_cosine', 'token cosine after the last block', False, digits=3),
+        Metric('effective_rank', 'effective rank after the last block', True, digits=2),
         Metric('mIoU', 'mIoU', True, '%'),
         Metric('mAcc', 'mean class accuracy', True, '%'),
         Metric('aAcc', 'pixel accuracy', True, '%'),

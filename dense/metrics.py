@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -130,7 +131,8 @@ class DepthErrors(_DenseMetric):
     min_depth <= g <= max_depth; predictions are clamped to that range. An image without a valid pixel has no
     error: it is left out of the mean and counted in ``images_without_depth``. Computed in float64.
 
-    Samples that carry a ``subset`` are reported by subset, as ``subset/metric``, and not mixed.
+    Samples that carry a ``subset`` are reported by subset, as ``subset/metric``, and not mixed. A subset without a
+    valid pixel has no errors; a warning says so.
 
     Args:
         metrics: Which of the above are reported.
@@ -141,7 +143,7 @@ class DepthErrors(_DenseMetric):
         collect_device, prefix: As mmengine's ``BaseMetric``.
 
     Raises:
-        ValueError: An option is unknown, or no image of the set, or of a subset, has a valid pixel.
+        ValueError: An option is unknown, or no image of the set has a valid pixel.
     """
 
     def __init__(
@@ -191,23 +193,27 @@ class DepthErrors(_DenseMetric):
         return valid
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        subsets = list(dict.fromkeys(subset for subset, _ in results))
+        invalid = (
+            f'no pixel with a depth from {self.min_depth} to {self.max_depth} m in {{}}; '
+            'check the unit (scale) of the depth maps and the range of the metric'
+        )
+        if all(values is None for _, values in results):
+            raise ValueError(invalid.format(f'{len(results)} images'))
         table = PrettyTable(['subset', 'images', 'without depth', *self.metrics])
         report: dict[str, float] = {}
-        for subset in subsets:
+        for subset in dict.fromkeys(subset for subset, _ in results):
             rows = [values for name, values in results if name == subset]
             measured = [values for values in rows if values is not None]
-            if not measured:
-                raise ValueError(
-                    f'no pixel with a depth from {self.min_depth} to {self.max_depth} m in {len(rows)} images'
-                    + (f' of {subset}' if subset else '')
-                    + '; check the unit (scale) of the depth maps and the range of the metric'
-                )
-            means = np.mean(np.array(measured, dtype=np.float64), axis=0)
             prefix = f'{subset}/' if subset else ''
-            report |= {f'{prefix}{name}': float(value) for name, value in zip(self.metrics, means, strict=True)}
             report[f'{prefix}images_without_depth'] = len(rows) - len(measured)
-            table.add_row([subset or 'all', len(rows), len(rows) - len(measured), *(f'{v:.4f}' for v in means)])
+            means = ['-'] * len(self.metrics)
+            if measured:
+                errors = np.mean(np.array(measured, dtype=np.float64), axis=0).tolist()
+                report |= {f'{prefix}{name}': value for name, value in zip(self.metrics, errors, strict=True)}
+                means = [f'{value:.4f}' for value in errors]
+            else:
+                print_log(invalid.format(f'{len(rows)} images of {subset}'), logger='current', level=logging.WARNING)
+            table.add_row([subset or 'all', len(rows), len(rows) - len(measured), *means])
         print_log(f'depth errors:\n{table}', logger='current')
         return report
 

@@ -17,6 +17,7 @@ from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.registry import LOOPS, RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pretrain import checkpoint
 from pretrain.data import check_batch
@@ -109,9 +110,14 @@ class PretrainRunner(Runner):
             self.register_hook(hook)
 
     def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: nn.Module) -> nn.Module:
+        if self.distributed:
+            # Batch norm (`head_batch_norm`) must see the whole batch, or ranks drift apart.
+            self.cfg.setdefault('sync_bn', 'torch')
         if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
-            # mmengine always names a device, which torch refuses for modules on the CPU.
-            return MMDistributedDataParallel(module=model, broadcast_buffers=False)
+            # mmengine always names a device, which torch refuses for modules on the CPU. Nor has torch a
+            # SyncBatchNorm there: rank 0's running statistics count for all.
+            has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+            return MMDistributedDataParallel(module=model, broadcast_buffers=has_batch_norm)
         return super().wrap_model(model_wrapper_cfg, model)
 
     def train(self) -> nn.Module:

@@ -38,8 +38,10 @@ class RunResult:
             return None
         name, start, _ = key.partition(AT_START)
         if start:
-            return next((number(row[name]) for row in self.history if name in row), None)
-        return number((self.summary.get('metrics') or {}).get(key))
+            found = next((row[name] for row in self.history if name in row), None)
+        else:
+            found = (self.summary.get('metrics') or {}).get(key)
+        return number(found[-1] if isinstance(found, list) and found else found)
 
     def seconds(self, kind: str) -> float | None:
         """``'cpu'`` or ``'wall'`` seconds, None if they are not known."""

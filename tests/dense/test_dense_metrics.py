@@ -226,6 +226,15 @@ def test_subsets_are_not_mixed() -> None:
     )
 
 
+def test_a_subset_without_valid_depth_leaves_the_others_their_errors() -> None:
+    pair = random_depths(0)
+    metric = DepthErrors(metrics=('rmse',))
+    samples = [depth_sample(*pair, subset='in_scene'), depth_sample(pair[0], 0 * pair[1], subset='cross_scene')]
+    metric.process({}, samples)
+    expected = {'in_scene/rmse': depth_oracle(*pair)['rmse'], 'in_scene/images_without_depth': 0}
+    assert metric.evaluate(size=2) == pytest.approx(expected | {'cross_scene/images_without_depth': 1})
+
+
 def test_depths_are_written_in_millimetres(tmp_path: Path) -> None:
     metric = DepthErrors(output_dir=str(tmp_path))
     metric.process({}, [depth_sample(np.array([[1.2344, 0.0, 99.0]]), np.array([[1.0, 1.0, 1.0]]))])

@@ -126,6 +126,18 @@ def test_a_value_before_training_is_the_first_one_logged(tmp_path: Path) -> None
     assert results.cell('skip', 'pretrain.knn').mean > 30
 
 
+def test_of_values_by_block_the_last_counts(tmp_path: Path) -> None:
+    names = "['token_cosine@start', 'token_cosine']"
+    comparison, runs = planned(tmp_path, COMPARISON_CONFIG.replace("['knn']", names))
+    run = find(runs, 'skip', 0, None)
+    write_history(run, [{'step': 0, 'token_cosine': [0.1, 0.25]}, {'step': 9, 'token_cosine': [0.2, 0.75]}])
+    finish(run, metrics={'token_cosine': [0.2, 0.75]})
+    finish(find(runs, 'skip', 1, None), metrics={'token_cosine': []})
+    results = collect(comparison, runs)
+    assert results.cell('skip', 'pretrain.token_cosine@start').values == {0: 0.25}
+    assert results.cell('skip', 'pretrain.token_cosine').values == {0: 0.75}
+
+
 def test_a_resumed_history_counts_each_step_once_and_its_later_line(made: tuple[Comparison, list[Run]]) -> None:
     comparison, runs = made
     run = find(runs, 'skip', 0, None)

@@ -37,22 +37,7 @@ val_dataloader = dict(
         ],
     ),
 )
-test_dataloader = dict(
-    batch_size=8,
-    num_workers=2,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(
-        type='CamVidSegmentation',
-        data_root=data_root,
-        split='test',
-        test_mode=True,
-        pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='LoadLabelMap', num_classes=11),
-            dict(type='PackSegInputs'),
-        ],
-    ),
-)
+test_dataloader = {**val_dataloader, 'dataset': {**val_dataloader['dataset'], 'split': 'test'}}
 val_evaluator = dict(type='SegmentationIoU')
 test_evaluator = val_evaluator
 
