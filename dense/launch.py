@@ -20,6 +20,7 @@ from torch import nn
 
 from dense.hooks import SummaryHook, check_tag
 from skipless.checkpoint import read_checkpoint
+from skipless.distributed import leave_process_group
 
 Options = Mapping[str, Any]
 
@@ -169,6 +170,9 @@ def run(function: Callable[..., Any], **words: Any) -> int:
             raise
         sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
         return 2
+    finally:
+        if words.get('launcher', 'none') != 'none':
+            leave_process_group()
     return 0
 
 

@@ -13,6 +13,8 @@ from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
+from skipless.distributed import leave_process_group
+
 
 def launch(
     config: str,
@@ -49,8 +51,9 @@ def launch(
         sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
         return 2
     finally:
-        if launcher != 'none' and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        if launcher != 'none':
+            runner = None
+            leave_process_group()
     return 0
 
 

@@ -40,4 +40,13 @@ pretrain_options = {
     'train_dataloader.batch_size': 64,
     'train_cfg.max_iters': 600,
 }
-pretrain_metrics = ['knn@start', 'knn', 'teacher_entropy', 'teacher_kl', 'feature_std']
+pretrain_metrics = [
+    'knn@start',
+    'knn',
+    'token_cosine@start',
+    'token_cosine',
+    'effective_rank',
+    'teacher_entropy',
+    'teacher_kl',
+    'feature_std',
+]

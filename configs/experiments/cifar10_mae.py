@@ -24,4 +24,4 @@ arms = dict(
         label='skipless, default init, AdamW 1e-3', pretrain=_config, options={**_adamw, 'model.backbone.init': 'timm'}
     ),
 )
-pretrain_metrics = ['knn@start', 'knn', 'loss', 'feature_std']
+pretrain_metrics = ['knn@start', 'knn', 'loss', 'token_cosine@start', 'token_cosine', 'effective_rank', 'feature_std']

@@ -7,4 +7,3 @@ train_dataloader = dict(
     collate_fn=dict(type='collate_crops'),
     dataset=dict(type='ImageFolder', root=photos, labelled=False),
 )
-custom_hooks = []

@@ -1,0 +1,2 @@
+# DINO on photographs, its features judged by k-NN on CIFAR-10.
+_base_ = ['dino_vit_micro_photos.py', '_base_/cifar10_knn.py']
