@@ -49,8 +49,8 @@ KNOWN_METRICS = {
         Metric('feature_std', 'feature spread', True, digits=2),
         Metric('teacher_entropy', 'teacher entropy', True, digits=2),
         Metric('teacher_kl', 'teacher KL', False, digits=2),
-        Metric('token_cosine', 'token cosine after the last block', False, digits=3),
-        Metric('effective_rank', 'effective rank after the last block', True, digits=2),
+        Metric('token_cosine', 'token cosine, last block', False, digits=3),
+        Metric('effective_rank', 'effective rank, last block', True, digits=2),
         Metric('mIoU', 'mIoU', True, '%'),
         Metric('mAcc', 'mean class accuracy', True, '%'),
         Metric('aAcc', 'pixel accuracy', True, '%'),
@@ -274,8 +274,8 @@ def _known(key: str) -> dict[str, Any]:
     if name not in KNOWN_METRICS:
         return {'key': key, 'label': key}
     metric = KNOWN_METRICS[name]
-    parts = [subset.replace('_', '-'), metric.label, 'before training' if start else '']
-    return asdict(metric) | {'key': key, 'label': ' '.join(filter(None, parts))}
+    label = ' '.join(filter(None, [subset.replace('_', '-'), metric.label]))
+    return asdict(metric) | {'key': key, 'label': f'{label}, before training' if start else label}
 
 
 def _seeds(given: Any, where: str) -> tuple[int, ...]:

@@ -20,6 +20,11 @@ arms = dict(
     centred=dict(
         label='skipless, centred init, SOAP 3e-3', pretrain=_config, options={**_soap, 'model.backbone.init': 'centred'}
     ),
+    distinct=dict(
+        label='skipless, distinct init, SOAP 1e-3',
+        pretrain=_config,
+        options={**_soap, 'optim_wrapper.optimizer.lr': 1e-3, 'model.backbone.init': 'distinct'},
+    ),
     control=dict(
         label='skipless, default init, AdamW 1e-3', pretrain=_config, options={**_adamw, 'model.backbone.init': 'timm'}
     ),

@@ -107,8 +107,13 @@ class Results:
         return Cell(values, tuple(reasons))
 
     def best(self, column: str) -> set[str]:
-        """The arms with the best mean as printed (so ties as printed are all best)."""
+        """The arms with the best mean as printed (so ties as printed are all best).
+
+        None is best at what networks give before they have learned.
+        """
         metric = self.comparison.columns[column]
+        if metric.key.endswith(AT_START):
+            return set()
         means = {arm.name: self.cell(arm.name, column).mean for arm in self.arms}
         known = {arm: round(mean, metric.digits) for arm, mean in means.items() if mean is not None}
         if len(known) < 2:

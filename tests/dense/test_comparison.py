@@ -37,7 +37,7 @@ def test_a_metric_of_a_subset_and_one_at_the_start_are_known_by_their_plain_name
     columns = load(write_configs(tmp_path, text)).columns
     assert columns['depth.cross_scene/delta1'].label == 'cross-scene δ1'
     assert columns['depth.cross_scene/delta1'].unit == '%'
-    assert columns['pretrain.knn@start'].label == 'k-NN accuracy before training'
+    assert columns['pretrain.knn@start'].label == 'k-NN accuracy, before training'
 
 
 def test_a_metric_can_be_described_in_the_config(tmp_path: Path) -> None:

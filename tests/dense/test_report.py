@@ -124,6 +124,8 @@ def test_a_value_before_training_is_the_first_one_logged(tmp_path: Path) -> None
     results = collect(comparison, runs)
     assert results.cell('skip', 'pretrain.knn@start').values == {0: 21.0, 1: 21.0}
     assert results.cell('skip', 'pretrain.knn').mean > 30
+    assert results.best('pretrain.knn')
+    assert not results.best('pretrain.knn@start')
 
 
 def test_of_values_by_block_the_last_counts(tmp_path: Path) -> None:
