@@ -29,14 +29,20 @@ class Metric:
     ``key`` is one of a summary.json's ``metrics``, possibly of a subset (``'cross_scene/delta1'``).
     With ``@start`` behind it, it is the first such value in a pretraining's monitor.jsonl: what the network
     gives before it has learned. Of values that are listed by block, the last block's counts.
+    ``higher_is_better=None`` is for what tells how a network is rather than how good, and has no best value.
     """
 
     key: str
     label: str
-    higher_is_better: bool
+    higher_is_better: bool | None
     unit: str = ''
     scale: float = 1.0
     digits: int = 1
+
+    @property
+    def arrow(self) -> str:
+        """``'↑'`` where higher is better, ``'↓'`` where lower is, ``''`` where neither."""
+        return {True: '↑', False: '↓', None: ''}[self.higher_is_better]
 
 
 # What a config need not spell out, for the names under which our tools report.
@@ -46,11 +52,11 @@ KNOWN_METRICS = {
         Metric('knn', 'k-NN accuracy', True, '%', 100.0),
         Metric('top1', 'accuracy', True, '%', 100.0),
         Metric('loss', 'training loss', False, digits=3),
-        Metric('feature_std', 'feature spread', True, digits=2),
-        Metric('teacher_entropy', 'teacher entropy', True, digits=2),
-        Metric('teacher_kl', 'teacher KL', False, digits=2),
-        Metric('token_cosine', 'token cosine, last block', False, digits=3),
-        Metric('effective_rank', 'effective rank, last block', True, digits=2),
+        Metric('feature_std', 'feature spread', None, digits=2),
+        Metric('teacher_entropy', 'teacher entropy', None, digits=2),
+        Metric('teacher_kl', 'teacher KL', None, digits=2),
+        Metric('token_cosine', 'token cosine, last block', None, digits=3),
+        Metric('effective_rank', 'effective rank, last block', None, digits=2),
         Metric('mIoU', 'mIoU', True, '%'),
         Metric('mAcc', 'mean class accuracy', True, '%'),
         Metric('aAcc', 'pixel accuracy', True, '%'),
@@ -275,7 +281,8 @@ def _known(key: str) -> dict[str, Any]:
         return {'key': key, 'label': key}
     metric = KNOWN_METRICS[name]
     label = ' '.join(filter(None, [subset.replace('_', '-'), metric.label]))
-    return asdict(metric) | {'key': key, 'label': f'{label}, before training' if start else label}
+    known = asdict(metric) | {'key': key, 'label': label}
+    return known | {'label': f'{label}, before training', 'higher_is_better': None} if start else known
 
 
 def _seeds(given: Any, where: str) -> tuple[int, ...]:
@@ -316,6 +323,11 @@ def _check(comparison: Comparison, where: str) -> None:
         ):
             if name not in choices:
                 raise ValueError(f'{where}: expectations[{index}].{key}={name!r} is not one of {", ".join(choices)}')
+        if comparison.columns[claim.metric].higher_is_better is None:
+            raise ValueError(
+                f'{where}: expectations[{index}].metric={claim.metric!r} has no better direction; '
+                'say higher_is_better=True or False where the metric is listed'
+            )
 
 
 def _check_names(names: Iterable[str], reserved: set[str], where: str) -> None:

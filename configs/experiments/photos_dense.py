@@ -5,9 +5,9 @@
 #   python tools/compare.py configs/experiments/photos_dense.py
 title = 'Self-supervision on photographs, probed on CamVid and indoor depth'
 description = (
-    'ViT-micro (d 96, 12 layers, patch 8) pretrained on 1525 photographs at 64 px, MAE for 1500 and DINO for 500 steps of '
-    '32 images; linear probes on frozen features. The photographs have no labels, so k-NN accuracy is that on CIFAR-10, '
-    'enlarged to 64 px.'
+    'ViT-micro (d 96, 12 layers, patch 8) pretrained on 1525 photographs at 64 px, MAE for 1500 and DINO for 500 '
+    'steps of 32 images; linear probes on frozen features. The photographs have no labels, so k-NN accuracy is that '
+    'on CIFAR-10, enlarged to 64 px.'
 )
 seeds = [0]
 jobs = 2

@@ -143,7 +143,7 @@ def dot_plot(rows: Sequence[DotRow], *, title: str, unit: str, better: str, refe
     drawing.append(
         element(
             'text',
-            f'{unit} ({better})'.strip(),
+            f'{unit} ({better})' if better else unit,
             x=WIDTH / 2,
             y=height - 4,
             text_anchor='middle',

@@ -107,12 +107,9 @@ class Results:
         return Cell(values, tuple(reasons))
 
     def best(self, column: str) -> set[str]:
-        """The arms with the best mean as printed (so ties as printed are all best).
-
-        None is best at what networks give before they have learned.
-        """
+        """The arms with the best mean as printed (so ties as printed are all best)."""
         metric = self.comparison.columns[column]
-        if metric.key.endswith(AT_START):
+        if metric.higher_is_better is None:
             return set()
         means = {arm.name: self.cell(arm.name, column).mean for arm in self.arms}
         known = {arm: round(mean, metric.digits) for arm, mean in means.items() if mean is not None}

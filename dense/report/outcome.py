@@ -65,9 +65,9 @@ def _head(results: Results) -> Markup:
             ' ',
             element(
                 'span',
-                f'{metric.unit} {"↑" if metric.higher_is_better else "↓"}'.strip(),
+                f'{metric.unit} {metric.arrow}'.strip(),
                 class_='unit',
-                title=_direction(metric),
+                title=_direction(metric) or None,
             ),
             scope='col',
             class_='number',
@@ -97,8 +97,10 @@ def _entry(results: Results, arm: str, column: str, best: bool) -> Markup:
         parts.append(element('span', f' ± {show(cell.spread, metric)}', class_='spread'))
     delta = results.baseline_difference(arm, column)
     if delta is not None:
-        direction = 'up' if (delta > 0) is metric.higher_is_better else 'down'
-        parts.append(element('span', f'{delta:+.{metric.digits}f}', class_=f'delta {direction}'))
+        direction = (
+            '' if metric.higher_is_better is None else ' up' if (delta > 0) is metric.higher_is_better else ' down'
+        )
+        parts.append(element('span', f'{delta:+.{metric.digits}f}', class_=f'delta{direction}'))
     seeds = len(results.comparison.seeds)
     if len(cell.values) < seeds:
         parts.append(element('span', f'{len(cell.values)} of {seeds} seeds', class_='delta', title=reasons))
@@ -112,4 +114,4 @@ def _dot_row(results: Results, arm: Arm, column: str, look: Style) -> DotRow:
 
 
 def _direction(metric: Metric) -> str:
-    return 'higher is better' if metric.higher_is_better else 'lower is better'
+    return {True: 'higher is better', False: 'lower is better', None: ''}[metric.higher_is_better]

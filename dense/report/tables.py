@@ -40,7 +40,7 @@ def titles(results: Results) -> list[str]:
         source = column.partition('.')[0]
         task = '' if source == PRETRAIN else f'{results.comparison.probes[source].label}: '
         unit = f' [{metric.unit}]' if metric.unit else ''
-        titles.append(f'{task}{metric.label}{unit} {"↑" if metric.higher_is_better else "↓"}')
+        titles.append(f'{task}{metric.label}{unit} {metric.arrow}'.rstrip())
     return [*titles, COST]
 
 

@@ -96,9 +96,11 @@ def headline(verdicts: Sequence[Verdict]) -> str:
 
 
 def leaders(results: Results) -> list[str]:
-    """For each column one sentence that names the best arm, its value and the runner-up."""
+    """For each column with a best value, one sentence that names the best arm, its value and the runner-up."""
     sentences = []
     for column, metric in results.comparison.columns.items():
+        if metric.higher_is_better is None:
+            continue
         means = {arm.label: results.cell(arm.name, column).mean for arm in results.arms}
         ranked = sorted(
             ((label, mean) for label, mean in means.items() if mean is not None),
@@ -156,9 +158,10 @@ def statement(results: Results) -> list[str]:
 
 
 def listing(items: Iterable[Any]) -> str:
-    """``'a, b and c'``."""
+    """``'a, b and c'``, or ``'a, 1; b, 2 and c, 3'``."""
     words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else ', '.join(words[:-1]) + ' and ' + words[-1] if words else ''
+    comma = '; ' if any(',' in word for word in words) else ', '
+    return words[0] if len(words) == 1 else comma.join(words[:-1]) + ' and ' + words[-1] if words else ''
 
 
 def _unique(items: Iterable[Any]) -> list[Any]:

@@ -50,9 +50,16 @@ def test_a_metric_can_be_described_in_the_config(tmp_path: Path) -> None:
     assert (columns['segmentation.mIoU'].digits, columns['segmentation.mIoU'].unit) == (3, '%')
 
 
+def test_what_describes_a_network_has_no_better_direction(tmp_path: Path) -> None:
+    text = COMPARISON_CONFIG.replace("['knn']", "['knn@start', 'token_cosine', 'knn']")
+    columns = load(write_configs(tmp_path, text)).columns
+    assert [columns[f'pretrain.{key}'].arrow for key in ('knn@start', 'token_cosine', 'knn')] == ['', '', '↑']
+
+
 @pytest.mark.parametrize(
     ('old', 'new', 'told'),
     [
+        ("metrics=['mIoU']", 'metrics=dict(mIoU=dict(higher_is_better=None))', 'mIoU. has no better direction'),
         ("title = 'Do skipless features segment?'", '', "'title' is missing"),
         ('seeds = [0, 1]', 'seeds = [0, 0]', 'seeds=\\[0, 0\\]'),
         ('seeds = [0, 1]', 'seeds = []', 'seeds=\\[\\]'),

@@ -16,7 +16,7 @@ from dense.report import Results, collect, write_report
 from dense.report.curves import block_charts, learning_curves
 from dense.report.markup import Markup, data, element
 from dense.report.tables import as_markdown, as_text, config_differences
-from dense.report.words import check_expectations, headline, statement
+from dense.report.words import check_expectations, headline, leaders, listing, statement
 from dense.runs import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -126,6 +126,12 @@ def test_a_value_before_training_is_the_first_one_logged(tmp_path: Path) -> None
     assert results.cell('skip', 'pretrain.knn').mean > 30
     assert results.best('pretrain.knn')
     assert not results.best('pretrain.knn@start')
+    assert not any('before training' in sentence for sentence in leaders(results))
+
+
+def test_a_list_of_labels_with_commas_stays_readable() -> None:
+    assert listing(['a', 'b', 'c']) == 'a, b and c'
+    assert listing(['a, 1', 'b', 'c']) == 'a, 1; b and c'
 
 
 def test_of_values_by_block_the_last_counts(tmp_path: Path) -> None:
