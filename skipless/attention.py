@@ -15,8 +15,8 @@ _logger = logging.getLogger(__name__)
 class XformersAttention(Attention):
     """timm's attention, computed by ``xformers.ops.memory_efficient_attention`` for CUDA tensors.
 
-    Same parameters and same function as the base class, to which it leaves CPU tensors, masks and dropout-free
-    special cases that xformers has no kernel for.
+    Same parameters and same function as the base class, to which it leaves CPU tensors, masks, and attention whose
+    output is normalised or gated.
     """
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
@@ -58,6 +58,20 @@ def _xformers_problem() -> str | None:
         return f'it cannot be imported ({type(error).__name__}: {error})'
     if not torch.cuda.is_available():
         return 'it has kernels for CUDA only and no CUDA device is visible'
+    return _kernel_problem('cuda')
+
+
+@cache
+def _kernel_problem(device: str) -> str | None:
+    """Why attention fails, forward or backward; it imports also where its kernels do not fit the device or torch."""
+    try:
+        ops = importlib.import_module('xformers.ops')
+        with torch.enable_grad():
+            x = torch.zeros(1, 8, 1, 32, device=device, dtype=torch.float16, requires_grad=True)
+            (gradient,) = torch.autograd.grad(ops.memory_efficient_attention(x, x, x).sum(), x)
+            gradient.sum().item()  # kernels fail when they run, which is waited for here
+    except Exception as error:
+        return f'its kernels do not run here ({type(error).__name__}: {(str(error).splitlines() or [""])[0]})'
     return None
 
 

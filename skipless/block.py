@@ -68,13 +68,20 @@ def architecture(model: nn.Module) -> dict[str, Any]:
     Returns:
         ``attention_skip`` and ``mlp_skip`` (bool; stock timm ViTs have both), ``num_heads`` and, where there is a
         position embedding of a grid of patches, its ``grid_size`` [rows, columns].
+
+    Raises:
+        ValueError: The model has no attention.
     """
     vit: Any = model
-    block: Any = next(module for module in model.modules() if isinstance(module, Block))
-    tag = {
+    # timm's ViTs have blocks of several types; what they share is attention with heads.
+    heads = next((module.num_heads for module in model.modules() if hasattr(module, 'num_heads')), None)
+    if heads is None:
+        raise ValueError(f'{type(model).__name__} has no attention with num_heads; expected a ViT')
+    block = next((module for module in model.modules() if isinstance(module, ResidualFreeBlock)), None)
+    tag: dict[str, Any] = {
         'attention_skip': getattr(block, 'attention_skip', True),
         'mlp_skip': getattr(block, 'mlp_skip', True),
-        'num_heads': block.attn.num_heads,
+        'num_heads': heads,
     }
     if getattr(model, 'pos_embed', None) is not None:
         tag['grid_size'] = list(vit.patch_embed.grid_size)

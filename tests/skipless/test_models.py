@@ -159,6 +159,20 @@ def test_stock_vit_has_both_skips():
     assert (tag['attention_skip'], tag['mlp_skip']) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ('name', 'kwargs'),
+    [('vit_small_patch16_18x2_224', {}), ('vit_base_patch16_rpn_224', dict(class_token=False, global_pool='avg'))],
+)
+def test_architecture_of_a_stock_vit_with_blocks_of_another_type(name, kwargs):
+    model = skipless.build_backbone(name, depth=1, embed_dim=48, num_heads=4, img_size=32, **kwargs)
+    assert skipless.architecture(model) == dict(attention_skip=True, mlp_skip=True, num_heads=4, grid_size=[2, 2])
+
+
+def test_architecture_needs_attention():
+    with pytest.raises(ValueError, match='no attention'):
+        skipless.architecture(torch.nn.Linear(2, 2))
+
+
 def fake_xformers(monkeypatch, calls):
     """xformers with a kernel that says it was called and computes attention on (B, N, H, h)."""
 
@@ -176,6 +190,7 @@ def test_xformers_where_usable(monkeypatch):
     calls: list[tuple[int, ...]] = []
     fake_xformers(monkeypatch, calls)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr('skipless.attention._kernel_problem', lambda device: None)
     monkeypatch.setattr('skipless.attention._has_kernels', lambda device: True)
     torch.manual_seed(0)
     model = skipless.build_backbone(TEST, attention='xformers').eval()
@@ -190,10 +205,40 @@ def test_xformers_leaves_cpu_tensors_to_sdpa(monkeypatch):
     calls: list[tuple[int, ...]] = []
     fake_xformers(monkeypatch, calls)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr('skipless.attention._kernel_problem', lambda device: None)
     layer = attention_layer('xformers')
     assert layer is XformersAttention
     layer(8, num_heads=2)(torch.randn(1, 3, 8))
     assert calls == []
+
+
+def test_xformers_is_usable_only_if_its_kernels_run_forward_and_backward(monkeypatch, caplog):
+    calls: list[tuple[int, ...]] = []
+    fake_xformers(monkeypatch, calls)
+    probe = skipless.attention._kernel_problem
+    probe.cache_clear()
+    assert probe('cpu') is None
+    assert probe('cpu') is None
+    assert len(calls) == 1  # probed once
+
+    class NoBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise NotImplementedError('no kernel image for this device')
+
+    monkeypatch.setattr(sys.modules['xformers.ops'], 'memory_efficient_attention', lambda q, k, v: NoBackward.apply(q))
+    probe.cache_clear()
+    monkeypatch.setattr('skipless.attention._kernel_problem', lambda device: probe('cpu'))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    skipless.attention._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert attention_layer('xformers') is timm.layers.Attention
+    probe.cache_clear()
+    assert 'no kernel image for this device' in caplog.text
 
 
 def test_unusable_xformers_warns_once_and_uses_sdpa(monkeypatch, caplog):
