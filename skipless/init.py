@@ -1,8 +1,8 @@
 """Initialisation that makes residual-free ViTs trainable (arXiv 2510.00345, section 4).
 
-Everything is drawn and decomposed on the CPU in float64 and copied into the parameters last, so that a seed gives the
-same weights on every device and in every parameter dtype. Formulas are in the row-vector convention ``y = x W``;
-``nn.Linear`` stores the transpose.
+Everything is drawn and decomposed on the CPU (by name, whatever the default device) in float64 and copied into the
+parameters last, so that a seed gives the same weights on every device and in every parameter dtype. Formulas are in the
+row-vector convention ``y = x W``; ``nn.Linear`` stores the transpose.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def orthogonal_pair(dim: int, c: float, generator: torch.Generator | None = None
     The pair is drawn for all heads together: the map that matters, a sum over heads, is the product of the whole
     matrices, and drawn head by head it would be ill-conditioned although each head's own product is not.
     """
-    gaussian = torch.randn(dim, dim, dtype=torch.float64, generator=generator)
+    gaussian = torch.randn(dim, dim, dtype=torch.float64, device='cpu', generator=generator)
     u, _, vh = torch.linalg.svd(gaussian)
     return c * u, c * vh
 
@@ -155,7 +155,7 @@ def diagonal_dominant_pair(
 
     ``W_Q W_K^T`` is the best rank-h approximation of ``M = alpha Z + beta I``, where Z has entries N(0, 1/D).
     """
-    m = torch.randn(dim, dim, dtype=torch.float64, generator=generator).mul_(alpha / math.sqrt(dim))
+    m = torch.randn(dim, dim, dtype=torch.float64, device='cpu', generator=generator).mul_(alpha / math.sqrt(dim))
     m.diagonal().add_(beta)
     # Only the h leading triplets are needed: the eigenvectors of M^T M are the right ones, and M maps them onto the
     # left ones. Twice as fast as a full SVD and, for the leading ones, as accurate.
@@ -168,7 +168,7 @@ def diagonal_dominant_pair(
 
 def scaled_orthogonal(out_features: int, in_features: int, generator: torch.Generator | None = None) -> Tensor:
     """SUO weight ``(out, in)``, float64: ``max(1, sqrt(out/in))`` times a Haar-uniform semi-orthogonal matrix."""
-    weight = torch.empty(out_features, in_features, dtype=torch.float64)
+    weight = torch.empty(out_features, in_features, dtype=torch.float64, device='cpu')
     gain = max(1.0, math.sqrt(out_features / in_features))
     return nn.init.orthogonal_(weight, gain, generator=generator)
 

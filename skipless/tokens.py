@@ -62,15 +62,24 @@ def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tens
         to all of them, which a norm or a bias can remove, hides it from the others.
     """
     blocks: Any = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
-    tokens = torch.stack(blocks)
+    # Block by block: float64 copies of all tokens at once would be the largest thing in memory.
+    cosine, rank, centred, condition = (
+        torch.stack(column) for column in zip(*(_image_statistics(tokens.double()) for tokens in blocks), strict=True)
+    )
+    return {
+        'token_cosine': cosine.mean(dim=1),
+        'effective_rank': rank.mean(dim=1),
+        'centred_rank': centred.mean(dim=1),
+        'condition_number': condition.log().mean(dim=1).exp(),
+    }
+
+
+def _image_statistics(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of tokens ``(B, N, D)``, each ``(B,)``: cosine, effective rank, the same about the mean, condition number."""
     values = singular_values(tokens)
     smallest = values[..., -1].clamp_min(torch.finfo(torch.float64).tiny)
-    return {
-        'token_cosine': mean_token_cosine(tokens).mean(dim=1),
-        'effective_rank': _effective_rank(values).mean(dim=1),
-        'centred_rank': effective_rank(tokens.double() - tokens.double().mean(dim=-2, keepdim=True)).mean(dim=1),
-        'condition_number': (values[..., 0] / smallest).log().mean(dim=1).exp(),
-    }
+    centred = effective_rank(tokens - tokens.mean(dim=-2, keepdim=True))
+    return mean_token_cosine(tokens), _effective_rank(values), centred, values[..., 0] / smallest
 
 
 def _effective_rank(values: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def build_optimizer(
         **kwargs: Options of the optimizer, e.g. ``lr``, ``betas``, ``precondition_frequency``.
 
     Raises:
-        ValueError: Unknown type or option, or nothing to train.
+        ValueError: Unknown type or option, options that exclude each other, or nothing to train.
     """
     if type not in OPTIMIZERS:
         raise ValueError(f'optimizer type {type!r} is not known; use one of {list(OPTIMIZERS)}')
@@ -69,6 +69,9 @@ def build_optimizer(
     groups = parameter_groups(model, weight_decay)
     if not groups:
         raise ValueError(f'{model.__class__.__name__} has no trainable parameters to optimise')
-    if type == 'AdamW':
+    if type == 'AdamW' and not kwargs.get('foreach') and not kwargs.get('differentiable'):
         kwargs.setdefault('fused', True)
-    return cls(groups, **kwargs)
+    try:
+        return cls(groups, **kwargs)
+    except RuntimeError as error:  # options that torch refuses together
+        raise ValueError(f'optimizer {type} does not take the options {kwargs} together: {error}') from error

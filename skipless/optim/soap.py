@@ -50,6 +50,12 @@ class SOAP(pytorch_optimizer.SOAP):
     def step(self, closure: Any = None) -> Any:
         groups = self.param_groups
         self.param_groups = [group for group in groups if group['params'][0].grad is not None]
+        for group in self.param_groups:
+            # The library reads these two from a copy that it makes at a parameter's first step and that checkpoints
+            # carry; the group's are the ones that a config sets.
+            if state := self.state[group['params'][0]]:
+                beta = group['betas'][1] if group['shampoo_beta'] is None else group['shampoo_beta']
+                state.update(precondition_frequency=group['precondition_frequency'], shampoo_beta=beta)
         try:
             return super().step(closure)
         finally:

@@ -223,3 +223,14 @@ def test_nothing_to_initialise_is_an_error():
         init_residual_free_(stock)
     with pytest.raises(ValueError, match='no timm ViT block'):
         init_residual_free_(torch.nn.Linear(2, 2))
+
+
+def test_default_device_does_not_move_the_draws():
+    """Under ``torch.device('cuda')`` another generator would draw; 'meta' stands in for it here."""
+    weights = []
+    for device in ('cpu', 'meta'):
+        model = timm.create_model('skipless_vit_test_patch4_32', depth=1, init='timm')
+        with torch.device(device):
+            init_residual_free_(model, generator=torch.Generator().manual_seed(5))
+        weights.append(model.state_dict())
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if 'blocks' in key)

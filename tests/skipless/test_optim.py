@@ -179,3 +179,27 @@ def test_bad_options_are_named(options, words):
 def test_nothing_to_train_is_an_error():
     with pytest.raises(ValueError, match='no trainable'):
         build_optimizer(torch.nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_soap_follows_the_options_of_the_group_not_those_of_the_state():
+    """A checkpoint's state carries copies of two options; what the config of the resumed run says must count."""
+
+    def run(stale):
+        weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+        optimizer = SOAP([weight], precondition_frequency=2, shampoo_beta=0.5)
+        for step in range(5):
+            weight.grad = torch.randn(2, 3, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+            if stale:
+                optimizer.state[weight].update(precondition_frequency=1000, shampoo_beta=0.999)
+        return weight.detach()
+
+    assert torch.equal(run(stale=True), run(stale=False))
+
+
+def test_adamw_options_that_exclude_each_other_are_one_sentence():
+    model = torch.nn.Linear(2, 2)
+    assert build_optimizer(model, foreach=True).defaults['foreach']
+    assert build_optimizer(model).defaults['fused']
+    with pytest.raises(ValueError, match='together'):
+        build_optimizer(model, foreach=True, fused=True)

@@ -52,3 +52,21 @@ def test_block_statistics_measure_each_blocks_patch_tokens():
         assert float(found['centred_rank'][i]) == pytest.approx(float(effective_rank(centred).mean()))
         expected = math.prod(float(c) for c in condition_number(tokens)) ** (1 / 3)
         assert float(found['condition_number'][i]) == pytest.approx(expected)
+
+
+def test_block_statistics_take_one_block_at_a_time_and_average_over_images(monkeypatch, generator):
+    model = skipless.build_backbone('skipless_vit_test_patch4_32', depth=3).eval()
+    images = torch.randn(2, 3, 32, 32, generator=generator)
+    shapes = []
+    svdvals = torch.linalg.svdvals
+    monkeypatch.setattr(torch.linalg, 'svdvals', lambda x: shapes.append(tuple(x.shape)) or svdvals(x))
+    found = block_statistics(model, images)
+    assert set(shapes) == {(2, 64, 64)}
+    with torch.no_grad():
+        blocks = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
+    tokens = torch.stack(blocks).double()
+    centred = tokens - tokens.mean(dim=-2, keepdim=True)
+    assert torch.equal(found['token_cosine'], mean_token_cosine(tokens).mean(dim=1))
+    assert torch.allclose(found['effective_rank'], effective_rank(tokens).mean(dim=1), rtol=1e-12)
+    assert torch.allclose(found['centred_rank'], effective_rank(centred).mean(dim=1), rtol=1e-12)
+    assert torch.allclose(found['condition_number'], condition_number(tokens).log().mean(dim=1).exp(), rtol=1e-9)
