@@ -1,13 +1,14 @@
 """Checkpoints of a pretraining run: complete, safe to load, and never half-written.
 
 A checkpoint holds tensors and plain values only, so that it can be loaded without unpickling. It is written to a
-temporary name, flushed to disk and renamed; `resume_from_newest` passes over a damaged file to the one before it.
+temporary name, flushed to disk and renamed; `newest_readable` passes over a damaged file to the one before it.
 
 No random state is stored: every random number of a run derives from its seed, the iteration and the rank.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def checkpoint_path(directory: str | Path, iteration: int) -> Path:
 def save(state: dict[str, Any], path: Path, keep: int) -> None:
     """Write a checkpoint, whole or not at all whenever the process is killed, then drop the oldest beyond ``keep``."""
     write_atomically(path, lambda file: torch.save(state, file))
-    write_atomically(path.with_name(POINTER), lambda file: file.write(path.name.encode()))
+    _point_to(path)
     for old in list(checkpoints(path.parent))[keep:]:
         old.unlink(missing_ok=True)
 
@@ -51,6 +52,28 @@ def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None
     return None
 
 
+def set_aside(directory: str | Path, iteration: int) -> None:
+    """Rename checkpoints after ``iteration``: a run that goes on from there would resume from them otherwise."""
+    later = [path for path in checkpoints(directory) if path > checkpoint_path(directory, iteration)]
+    for path in later:
+        names = (path.with_name(f'{path.name}.abandoned{number}') for number in itertools.count(1))
+        target = next(name for name in names if not name.exists())
+        path.rename(target)
+        print_log(f'{path} is of a branch that this run leaves; renamed it to {target.name}', logger='current')
+    if later:
+        newest = next(checkpoints(directory), None)
+        if newest is None:
+            (Path(directory) / POINTER).unlink(missing_ok=True)
+        else:
+            _point_to(newest)
+
+
+def remove_unfinished(directory: str | Path) -> None:
+    """Remove temporary files of processes that were killed while they wrote; only while no other process writes."""
+    for path in Path(directory).glob('.*.part'):
+        path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, write: Any) -> None:
     """Call ``write(file)`` on a temporary file beside ``path``, flush it to disk and rename it into place."""
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
@@ -62,3 +85,7 @@ def write_atomically(path: Path, write: Any) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _point_to(path: Path) -> None:
+    write_atomically(path.with_name(POINTER), lambda file: file.write(path.name.encode()))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS, init_default_scope
-from mmengine.runner import Runner
 
-from skipless.distributed import leave_process_group
+from pretrain.runner import KEYS
+from skipless.distributed import exit_failed_rank, join_process_group, leave_process_group
 
 
 def launch(
@@ -29,7 +29,8 @@ def launch(
     Args:
         config: Path of the config.
         work_dir: Run directory; ``work_dirs/<config name>`` when absent.
-        resume: ``'auto'`` for the newest readable checkpoint of the run directory, or a path.
+        resume: ``'auto'`` for the newest readable checkpoint of the run directory, or a path; the config's when
+            absent.
         launcher: ``'none'``, ``'pytorch'`` (torchrun) or ``'slurm'``.
         amp: Mixed precision.
         cfg_options: ``key=value`` words that change the config.
@@ -40,20 +41,20 @@ def launch(
     runner = None
     try:
         cfg = read_config(config, work_dir, resume, launcher, amp, cfg_options or [])
-        if launcher == 'pytorch' and not torch.cuda.is_available():
-            # mmengine's own start of torchrun's ranks needs a GPU for each.
-            torch.distributed.init_process_group('gloo')
+        join_process_group(launcher)
         runner = RUNNERS.build(cfg)
         runner.train()
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error, getattr(runner, 'training_began', False)):
+            exit_failed_rank(1, traceback.format_exc())
             raise
-        sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
+        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n'
+        exit_failed_rank(2, message)
+        sys.stderr.write(message)
         return 2
-    finally:
-        if launcher != 'none':
-            runner = None
-            leave_process_group()
+    if launcher != 'none':
+        runner = None
+        leave_process_group()
     return 0
 
 
@@ -68,7 +69,7 @@ def read_config(
         if '=' not in option:
             raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
     options = dict(option.split('=', 1) for option in cfg_options)
-    known = {*cfg, *inspect.signature(Runner.__init__).parameters}
+    known = {*cfg, *KEYS}
     for key in options:
         root = key.split('.')[0]
         if root not in known:
@@ -78,11 +79,11 @@ def read_config(
     init_default_scope('mmengine')
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)
-    cfg.resume = resume is not None
-    if resume not in (None, 'auto'):
-        cfg.load_from = resume
+    if resume is not None:
+        cfg.resume = resume
     if amp:
-        bfloat16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
+        # Where bfloat16 is only emulated, float16 is many times faster.
+        bfloat16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
         cfg.optim_wrapper.precision = 'bfloat16' if bfloat16 else 'float16'
     return cfg
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fcntl
 import hashlib
-import inspect
 import resource
 import time
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.model import MMDistributedDataParallel, is_model_wrapper
-from mmengine.registry import LOOPS, RUNNERS
+from mmengine.dist import barrier
+from mmengine.model import is_model_wrapper
+from mmengine.registry import LOOPS, MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,11 +25,35 @@ from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import read_checkpoint
 
-# Keys of a config that are not arguments of the Runner but mean something to it or to us.
-_OTHER_KEYS = {
-    'custom_imports', 'compile', 'env_cfg', 'runner_type', 'activation_checkpointing', 'find_unused_parameters',
-    'model_wrapper_cfg', 'sync_bn', 'launcher',
+# Keys of a config that mean something to the Runner or to us.
+KEYS = {
+    'activation_checkpointing', 'auto_scale_lr', 'compile', 'custom_hooks', 'custom_imports', 'data_preprocessor',
+    'default_hooks', 'default_scope', 'env_cfg', 'experiment_name', 'find_unused_parameters', 'launcher', 'load_from',
+    'log_level', 'model', 'model_wrapper_cfg', 'optim_wrapper', 'randomness', 'resume', 'runner_type', 'sync_bn',
+    'train_cfg', 'train_dataloader', 'visualizer', 'work_dir',
 }  # fmt: skip
+# Keys that nothing reads at the top level, and where what they would say is said.
+_PLACES: dict[str, str] = {
+    'accumulative_counts': 'optim_wrapper.accumulative_counts',
+    'batch_size': 'train_dataloader.batch_size',
+    'clip_grad': 'optim_wrapper.max_norm',
+    'hooks': 'custom_hooks',
+    'log_processor': 'default_hooks.monitor',
+    'lr': 'optim_wrapper.optimizer.lr',
+    'max_epochs': 'train_cfg.max_epochs',
+    'max_iters': 'train_cfg.max_iters',
+    'max_norm': 'optim_wrapper.max_norm',
+    'optimizer': 'optim_wrapper.optimizer',
+    'param_scheduler': 'default_hooks.schedule',
+    'precision': 'optim_wrapper.precision',
+    'seed': 'randomness.seed',
+    'weight_decay': 'optim_wrapper.optimizer.weight_decay',
+    **{
+        f'{stage}_{what}': 'custom_hooks, as an EvaluationHook'
+        for stage in ('val', 'test')
+        for what in ('cfg', 'dataloader', 'evaluator')
+    },
+}
 
 
 @LOOPS.register_module()
@@ -46,7 +70,7 @@ class PretrainLoop(IterBasedTrainLoop):
     def __init__(self, runner: Runner, dataloader: Any, max_iters: int | None = None, max_epochs: int | None = None):
         if (max_iters is None) == (max_epochs is None):
             raise ValueError(f'train_cfg: give one of max_iters={max_iters} and max_epochs={max_epochs}')
-        super().__init__(runner, dataloader, max_iters=max_iters or 1)
+        super().__init__(runner, dataloader, max_iters=1 if max_iters is None else max_iters)
         check_batch(len(self.dataloader.dataset), self.dataloader.batch_size, runner.world_size)
         if max_epochs is not None:
             per_epoch = len(self.dataloader.dataset) // (self.dataloader.batch_size * runner.world_size)
@@ -75,9 +99,14 @@ def derived_seed(*parts: int) -> int:
 
 @RUNNERS.register_module()
 class PretrainRunner(Runner):
-    """Drives stage 1. Config keys are those of mmengine's Runner; unknown ones are an error, not ignored."""
+    """Drives stage 1, with the config keys of mmengine's Runner that `check_keys` lets pass.
+
+    ``resume`` is a bool, ``'auto'``, which means the same as true, or the path of a checkpoint. A checkpoint that is
+    resumed goes before ``load_from``, whose weights only a first start takes.
+    """
 
     _has_loaded: bool
+    _resume: bool | str
     training_began = False
     #: CPU and wall seconds of the processes that this run continues.
     spent: tuple[float, float] = (0.0, 0.0)
@@ -100,7 +129,6 @@ class PretrainRunner(Runner):
             monitor=dict(type='MonitorHook'),
             bad_files=dict(type='BadFilesHook'),
             checkpoint=dict(type='SaveHook'),
-            sampler_seed=dict(type='DistSamplerSeedHook'),
         )
         for name, hook in (hooks or {}).items():
             if name not in defaults:
@@ -113,12 +141,19 @@ class PretrainRunner(Runner):
         if self.distributed:
             # Batch norm (`head_batch_norm`) must see the whole batch, or ranks drift apart.
             self.cfg.setdefault('sync_bn', 'torch')
-        if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
-            # mmengine always names a device, which torch refuses for modules on the CPU. Nor has torch a
-            # SyncBatchNorm there: rank 0's running statistics count for all.
-            has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-            return MMDistributedDataParallel(module=model, broadcast_buffers=has_batch_norm)
-        return super().wrap_model(model_wrapper_cfg, model)
+        if torch.cuda.is_available():
+            return super().wrap_model(model_wrapper_cfg, model)
+        # On the CPU, where mmengine would take any other accelerator it finds, such as Apple's without float64.
+        if not self.distributed:
+            return model
+        # mmengine always names a device, which torch refuses for modules on the CPU. Nor has torch a SyncBatchNorm
+        # there: rank 0's running statistics count for all.
+        wrapper = dict(
+            type='MMDistributedDataParallel',
+            broadcast_buffers=any(isinstance(module, _BatchNorm) for module in model.modules()),
+            find_unused_parameters=self.cfg.get('find_unused_parameters', False),
+        )
+        return MODEL_WRAPPERS.build({**wrapper, **(model_wrapper_cfg or {}), 'module': model})
 
     def train(self) -> nn.Module:
         Path(self.work_dir).mkdir(parents=True, exist_ok=True)
@@ -126,6 +161,7 @@ class PretrainRunner(Runner):
             if self.rank == 0:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    checkpoint.remove_unfinished(self.work_dir)
                 except BlockingIOError as error:
                     raise ValueError(
                         f'another process is training in {self.work_dir}; wait for it or choose another --work-dir'
@@ -155,6 +191,7 @@ class PretrainRunner(Runner):
                 'seconds': list(self.seconds()),
                 'model': plain(self.cfg.model),
                 'batch_size': self.train_dataloader.batch_size,
+                'accumulative_counts': self.optim_wrapper._accumulative_counts,
                 'method': type(method).__name__,
                 'architecture': architecture(method.monitored_backbone),
                 'backbone': plain(self.cfg.model.get('backbone', {})),
@@ -163,17 +200,17 @@ class PretrainRunner(Runner):
         }
 
     def load_or_resume(self) -> None:
-        """Continue from ``load_from`` or the newest readable checkpoint when resuming; load weights only otherwise."""
+        """Continue from a checkpoint when resuming; where there is none, start from the weights of ``load_from``."""
         if self._has_loaded:
             return
-        if self._load_from is not None:
-            found = Path(self._load_from), read_checkpoint(self._load_from)
-        elif self._resume:
-            newest = checkpoint.newest_readable(self.work_dir)
-            if newest is None:
+        found = None
+        if self._resume in (True, 'auto'):
+            found = checkpoint.newest_readable(self.work_dir)
+            if found is None:
                 self.logger.info(f'nothing to resume in {self.work_dir}; starting from the beginning')
-                return
-            found = newest
+        elif self._resume:
+            path = Path(str(self._resume))
+            found = path, read_checkpoint(path)
         else:
             held = next(checkpoint.checkpoints(self.work_dir), None)
             if held is not None:
@@ -181,12 +218,17 @@ class PretrainRunner(Runner):
                     f'{self.work_dir} holds checkpoints of an earlier run ({held.name}); continue it with --resume, '
                     'or choose another --work-dir'
                 )
-            return
-        path, content = found
-        self._load(path, content)
+        if found is not None:
+            self._load(*found, resume=True)
+        elif self._load_from is not None:
+            self._load(Path(self._load_from), read_checkpoint(self._load_from), resume=False)
         self._has_loaded = True
+        if self._resume:
+            barrier()  # before the files that other ranks may still look at are renamed
+            if self.rank == 0:
+                checkpoint.set_aside(self.work_dir, self.iter)
 
-    def _load(self, path: Path, content: dict[str, Any]) -> None:
+    def _load(self, path: Path, content: dict[str, Any], resume: bool) -> None:
         meta = content.get('meta', {})
         if 'optimizer' not in content or meta.get('method') != type(self.method).__name__:
             raise ValueError(
@@ -195,16 +237,16 @@ class PretrainRunner(Runner):
         held, wanted = meta.get('architecture'), architecture(self.method.monitored_backbone)
         if held != wanted:
             raise ValueError(f'{path} holds a backbone with {held} and the config asks for {wanted}')
-        if self._resume:
+        if resume:
             self._check_unchanged(path, meta)
         try:
             self.method.load_state_dict(content['state_dict'])
-            if self._resume:
+            if resume:
                 self.optim_wrapper.load_state_dict(content['optimizer'])
         except (RuntimeError, ValueError, KeyError) as error:
             first = '; '.join(line.strip() for line in str(error).splitlines()[:3])
             raise ValueError(f'{path} does not fit the model and optimizer of the config: {first}') from error
-        if not self._resume:
+        if not resume:
             self.logger.info(f'loaded weights from {path}')
             return
         if meta['world_size'] != self.world_size:
@@ -225,6 +267,11 @@ class PretrainRunner(Runner):
         held, wanted = _flat(meta['model'], 'model'), _flat(plain(self.cfg.model), 'model')
         held['train_dataloader.batch_size'] = meta['batch_size']
         wanted['train_dataloader.batch_size'] = self.train_dataloader.batch_size
+        wanted['optim_wrapper.accumulative_counts'] = self.optim_wrapper._accumulative_counts
+        # The first checkpoints do not say.
+        held['optim_wrapper.accumulative_counts'] = meta.get(
+            'accumulative_counts', wanted['optim_wrapper.accumulative_counts']
+        )
         for key in sorted(held.keys() | wanted.keys()):
             if held.get(key) != wanted.get(key):
                 raise ValueError(
@@ -256,15 +303,25 @@ def _flat(value: Any, prefix: str) -> dict[str, Any]:
 
 
 def check_keys(cfg: Config) -> None:
-    """Raise `ValueError` for a top-level key that looks like a misspelt one; nothing would read it.
+    """Raise `ValueError` for a top-level key without effect: one that belongs elsewhere, or a misspelt one.
 
-    Other unknown keys are a config's own variables.
+    Other unknown keys are a config's own variables, which also may have the name of an option that they set.
     """
-    known = (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'}) | _OTHER_KEYS
-    for key in set(cfg) - known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
-        if near:
-            raise ValueError(f'config key {key!r} is not known; did you mean {near[0]!r}?')
+    for key in sorted(set(cfg) - KEYS):
+        near: list[str] = difflib.get_close_matches(key, [*KEYS, *_PLACES], n=1, cutoff=0.85)
+        if not near or cfg[key] is None:
+            continue
+        meant = _PLACES.get(near[0], near[0])
+        if meant == near[0] or _value(cfg, meant) != cfg[key]:
+            raise ValueError(f'config key {key!r} has no effect; did you mean {meant!r}?')
+
+
+def _value(cfg: Config, place: str) -> Any:
+    """What a config has at a dotted place."""
+    node: Any = cfg
+    for name in place.split('.'):
+        node = node.get(name) if isinstance(node, (Config, dict)) else None
+    return node
 
 
 def plain(value: Any) -> Any:

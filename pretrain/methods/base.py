@@ -113,6 +113,7 @@ def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False) -> Vis
     vit = skipless.build_backbone(**backbone)
     if vit.global_pool == '':
         raise ValueError("backbone global_pool='': pretraining needs one vector per image; use 'token' or 'avg'")
+    skipless.architecture(vit)  # what cannot be described cannot be saved: complain now, not at the first checkpoint
     if grad_checkpointing:
         vit.set_grad_checkpointing(True)
     return vit

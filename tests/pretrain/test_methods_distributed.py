@@ -85,3 +85,13 @@ def test_only_batch_norm_makes_ranks_share_their_buffers(tmp_path):
         assert not wrap(build()).broadcast_buffers
     finally:
         dist.destroy_process_group()
+
+
+def test_ddp_on_the_cpu_honours_find_unused_parameters(tmp_path):
+    dist.init_process_group('gloo', f'file://{tmp_path}/rendezvous', rank=0, world_size=1)
+    try:
+        runner = SimpleNamespace(distributed=True, cfg=Config(dict(find_unused_parameters=True)))
+        assert PretrainRunner.wrap_model(runner, None, build()).find_unused_parameters
+        assert not wrap(build()).find_unused_parameters
+    finally:
+        dist.destroy_process_group()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from PIL import Image
 
 from pretrain import checkpoint
 from pretrain.launch import launch, read_config
-from pretrain.runner import check_keys, derived_seed
+from pretrain.runner import PretrainRunner, check_keys, derived_seed
 from skipless.checkpoint import read_backbone, read_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -188,6 +189,7 @@ def test_resume_under_accumulation_is_exact_whatever_the_interval(config, tmp_pa
         ('model.backbone.num_heads=4', 'num_heads'),
         ('model.mask_ratio=0.25', r'model.mask_ratio=0.5 and the config says 0.25'),
         ('train_dataloader.batch_size=2', 'train_dataloader.batch_size=4 and the config says 2'),
+        ('optim_wrapper.accumulative_counts=2', 'optim_wrapper.accumulative_counts=1 and the config says 2'),
     ],
 )
 def test_resume_refuses_another_model_or_batch(config, tmp_path, capfd, change, words):
@@ -308,6 +310,7 @@ BAD = {
     'option that nothing reads': ({}, ['max_iter=3'], "max_iter: no such key"),
     'precision': ({}, ['optim_wrapper.precision=float8'], 'float8'),
     'length': ({}, ['train_cfg.max_epochs=3'], 'max_iters=8 and max_epochs=3'),
+    'no length': ({}, ['train_cfg.max_iters=0'], 'the run would have 0 iterations'),
     'default hook': ({}, ['default_hooks.logger.type=LoggerHook'], 'default_hooks.logger'),
     'option without value': ({}, ['model'], 'KEY=VALUE'),
 }  # fmt: skip
@@ -407,6 +410,113 @@ def test_amp_trains(config, tmp_path):
 
 def test_own_variables_in_configs_are_no_typos():
     check_keys(Config(dict(cifar10='x', evaluation_crop={}, model={}, train_cfg={})))
+    check_keys(Config(dict(max_iters=5, model={}, train_cfg=dict(max_iters=5), val_cfg=None)))
+
+
+@pytest.mark.parametrize('option', [[], ['resume=True']])
+def test_own_checkpoints_go_before_load_from(config, tmp_path, option):
+    path, first, work = config(), tmp_path / 'first', tmp_path / 'run'
+    assert launch(path, str(first), cfg_options=['train_cfg.max_iters=2']) == 0
+    options = [f'load_from={first}/step_00000002.pth', *option]
+    assert launch(path, str(work), cfg_options=options[:1]) == 0
+    whole = losses(work)
+    checkpoint.checkpoint_path(work, 8).unlink()
+    assert launch(path, str(work), resume=None if option else 'auto', cfg_options=options) == 0
+    assert losses(work) == whole
+    # Where there is nothing to resume, it is a first start.
+    assert launch(path, str(tmp_path / 'new'), resume='auto', cfg_options=options[:1]) == 0
+    assert losses(tmp_path / 'new') == whole
+
+
+def test_load_from_does_not_touch_an_earlier_run(config, tmp_path, capfd):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    before = (work / 'monitor.jsonl').read_text()
+    assert launch(path, str(work), cfg_options=[f'load_from={work}/step_00000004.pth']) == 2
+    assert 'continue it with --resume' in capfd.readouterr().err
+    assert (work / 'monitor.jsonl').read_text() == before
+
+
+def test_checkpoints_of_an_abandoned_branch_are_set_aside(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work)) == 0
+    whole, left = losses(work), checkpoint.checkpoint_path(work, 8).read_bytes()
+    earlier = str(checkpoint.checkpoint_path(work, 4))
+    # The branch ends at 6; what is resumed next must be that, not the 8 of the branch before.
+    assert launch(path, str(work), resume=earlier, cfg_options=['default_hooks.checkpoint.interval=2']) == 0
+    checkpoint.checkpoint_path(work, 8).unlink()
+    assert (work / 'step_00000008.pth.abandoned1').read_bytes() == left
+    assert launch(path, str(work), resume='auto') == 0
+    assert losses(work) == whole
+    assert (work / 'last_checkpoint').read_text() == 'step_00000008.pth'
+
+
+def test_setting_aside_never_overwrites_and_corrects_the_pointer(tmp_path):
+    for _ in range(2):
+        for step in (2, 4):
+            checkpoint.save({'meta': {}}, checkpoint.checkpoint_path(tmp_path, step), keep=3)
+        checkpoint.set_aside(tmp_path, 2)
+    names = sorted(p.name for p in tmp_path.glob('step_*'))
+    assert names == ['step_00000002.pth', 'step_00000004.pth.abandoned1', 'step_00000004.pth.abandoned2']
+    assert (tmp_path / 'last_checkpoint').read_text() == 'step_00000002.pth'
+    checkpoint.set_aside(tmp_path, 0)
+    assert not (tmp_path / 'last_checkpoint').exists()
+
+
+def test_half_written_files_of_killed_processes_are_removed(config, tmp_path):
+    work = tmp_path / 'run'
+    work.mkdir()
+    part = work / '.step_00000500.pth.12345.part'
+    part.write_bytes(b'half')
+    with open(work / 'run.lock', 'w') as lock:  # while another process runs, they may be its own
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert launch(config(), str(work)) == 2
+    assert part.exists()
+    assert launch(config(), str(work), cfg_options=['train_cfg.max_iters=2']) == 0
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ('option', 'words'),
+    [
+        (dict(max_norm=3.0), "'max_norm' has no effect; did you mean 'optim_wrapper.max_norm'"),
+        (dict(clip_grad=dict(max_norm=1)), 'optim_wrapper.max_norm'),
+        (dict(hooks=[dict(type='EvaluationHook')]), 'custom_hooks'),
+        (dict(seeed=4), "'seeed' has no effect; did you mean 'randomness.seed'"),
+        (dict(param_scheduler=[]), 'default_hooks.schedule'),
+        (dict(log_processor=dict(window_size=1)), 'default_hooks.monitor'),
+        (dict(val_dataloader={}), 'EvaluationHook'),
+        (dict(test_cfg={}), 'EvaluationHook'),
+        (dict(max_iters=5, train_cfg=dict(max_iters=6)), 'train_cfg.max_iters'),
+        (dict(randomnes={}), "'randomness'"),
+    ],
+)
+def test_keys_without_effect_are_refused(option, words):
+    with pytest.raises(ValueError, match=words):
+        check_keys(Config(dict(model={}, **option)))
+
+
+def test_amp_takes_float16_where_bfloat16_is_emulated(config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: including_emulation)
+    assert read_config(config(), None, None, 'none', True, []).optim_wrapper.precision == 'float16'
+
+
+def test_cpu_training_leaves_other_accelerators_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr('mmengine.runner.runner.get_device', lambda: 'mps')
+    model = torch.nn.Linear(2, 2)
+    runner = SimpleNamespace(distributed=False, cfg=Config(), logger=logging.getLogger())
+    assert PretrainRunner.wrap_model(runner, None, model) is model
+    assert model.weight.device.type == 'cpu'
+
+
+def test_launcher_that_started_nothing_is_named(config, tmp_path, capfd, monkeypatch):
+    for name in ('RANK', 'SLURM_PROCID'):
+        monkeypatch.delenv(name, raising=False)
+    for launcher, program in (('pytorch', 'torchrun'), ('slurm', 'srun')):
+        assert launch(config(), str(tmp_path / 'run'), launcher=launcher) == 2
+        assert f'start it with {program}' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('path', sorted((REPOSITORY / 'configs' / 'pretrain').glob('*.py')), ids=lambda p: p.stem)
