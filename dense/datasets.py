@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cv2
+import mmcv
 import numpy as np
+from mmengine.logging import print_log
 from mmseg.datasets import ADE20KDataset, BaseSegDataset
 from mmseg.registry import DATASETS
 
@@ -23,10 +27,39 @@ class _PairedFolders(BaseSegDataset):
     """Images and annotations of equal stems in two folders, all pairs checked before the first one is used.
 
     Images may have any usual suffix. With ``ann_file``, a text file of stems, one a line, only those count.
+    In training an image that cannot be decoded is replaced by another and named in a warning, until more than
+    `MAX_UNREADABLE` of the images were such; in evaluation it is an error.
     """
+
+    MAX_UNREADABLE = 0.05
 
     annotation_key = 'seg_map_path'
     layout: str
+
+    def prepare_data(self, idx: int) -> Any:
+        try:
+            return super().prepare_data(idx)
+        except (AssertionError, OSError, cv2.error) as error:
+            path = self.get_data_info(idx)['img_path']
+            if _decodes(path):
+                raise
+            unreadable = f'image {path} cannot be decoded'
+            if self.test_mode:
+                raise ValueError(f'{unreadable}; results without it would not be comparable') from error
+            self._unreadable.add(path)
+            if len(self._unreadable) > self.MAX_UNREADABLE * len(self):
+                raise ValueError(
+                    f'{unreadable}, and so {len(self._unreadable)} of {len(self)} images could not, more than '
+                    f'{self.MAX_UNREADABLE:.0%}; replace or remove them'
+                ) from error
+            print_log(f'{unreadable}; another one takes its place', logger='current', level=logging.WARNING)
+            return None
+
+    def full_init(self) -> None:
+        self._unreadable: set[str] = set()
+        # Where predictions are written, they keep their place below it.
+        self._metainfo['image_folder'] = str(self.data_prefix['img_path'])
+        super().full_init()
 
     def load_data_list(self) -> list[dict]:
         return self._pairs_of_stems(self._lines(Path(self.ann_file)) if self.ann_file else None)
@@ -55,6 +88,7 @@ class _PairedFolders(BaseSegDataset):
                 self.annotation_key: str(annotation),
                 'label_map': self.label_map,
                 'reduce_zero_label': self.reduce_zero_label,
+                'num_classes': len(self.metainfo['classes']),
                 'seg_fields': [],
                 **more,
             }
@@ -82,6 +116,13 @@ class _PairedFolders(BaseSegDataset):
             f'expected the layout {self.layout} under data_root={self.data_root!r}: set data_root by '
             f'--cfg-options or by the environment variable that the config reads'
         )
+
+
+def _decodes(path: str) -> bool:
+    try:
+        return mmcv.imread(path) is not None
+    except (OSError, cv2.error):
+        return False
 
 
 @DATASETS.register_module()

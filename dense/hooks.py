@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -29,7 +30,8 @@ class SummaryHook(Hook):
 
     Keys: ``status`` ("finished"), ``metrics`` (of the last evaluation), ``iterations``, ``seed``,
     ``parameters``, ``trainable_parameters``, ``cpu_seconds`` (of this process and its data workers) and
-    ``wall_seconds``. The file appears whole or not at all, and only when the run has come to its end.
+    ``wall_seconds``. A metric that is not finite is null, and a warning names it. The file appears whole or not at
+    all, and only when the run has come to its end.
     """
 
     priority = 'VERY_LOW'
@@ -63,9 +65,13 @@ class SummaryHook(Hook):
     @master_only
     def _write(self, runner: Runner, name: str) -> None:
         parameters = list(runner.model.parameters())
+        metrics = {key: value.item() if hasattr(value, 'item') else value for key, value in self.metrics.items()}
+        lost = [key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+        if lost:
+            runner.logger.warning(f'not finite, and no result therefore: {", ".join(lost)}; the model has diverged')
         summary = {
             'status': 'finished',
-            'metrics': {key: value.item() if hasattr(value, 'item') else value for key, value in self.metrics.items()},
+            'metrics': metrics | dict.fromkeys(lost),
             'iterations': runner.iter,
             'seed': runner.seed,
             'parameters': sum(p.numel() for p in parameters),
@@ -75,8 +81,29 @@ class SummaryHook(Hook):
         }
         target = Path(runner.work_dir) / name
         temporary = target.with_name(f'{name}.tmp')
-        temporary.write_text(json.dumps(summary, indent=2))
+        temporary.write_text(json.dumps(summary, indent=2, allow_nan=False))
         os.replace(temporary, target)
+
+
+@HOOKS.register_module()
+class FiniteLossHook(Hook):
+    """Ends a run whose loss is no longer finite, which would go on to a plausible but meaningless result.
+
+    Args:
+        interval: Iterations between looks; each waits for the device.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        self.interval = interval
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
+            loss = float(outputs['loss'])
+            if not math.isfinite(loss):
+                raise ValueError(
+                    f'the loss is {loss} at iteration {runner.iter + 1}; lower optim_wrapper.optimizer.lr, and go on '
+                    'from an earlier checkpoint with --resume CKPT'
+                )
 
 
 def check_tag(network: Any, meta: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import logging
 import os
 import platform
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 import torch
+from mmengine.logging import print_log
 
 from dense.progress import Progress
 from dense.runs import Run
@@ -220,13 +222,19 @@ def lock(work_dir: Path) -> Iterator[IO[str]]:
     with path.open('a+', encoding='utf-8') as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             handle.seek(0)
             holder = handle.read().strip() or 'unknown'
             raise ValueError(
                 f'{work_dir} is in use by another comparison ({holder}): wait for it, stop it, '
                 'or choose another --work-dir'
             ) from error
+        except OSError as error:  # some network file systems have no locks
+            print_log(
+                f'{work_dir} cannot be locked ({error}); start no second comparison in it',
+                logger='current',
+                level=logging.WARNING,
+            )
         handle.truncate(0)
         handle.write(f'process {os.getpid()} on {socket.gethostname()}')
         handle.flush()
@@ -279,10 +287,24 @@ def environment() -> dict[str, str]:
     ):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
+    commit = _commit()
+    if commit:
+        versions['commit'] = commit
     hardware = {'system': platform.system(), 'processor': _processor(), 'cores': str(cores())}
     if torch.cuda.is_available():
         hardware['accelerator'] = torch.cuda.get_device_name()
     return hardware | versions
+
+
+def _commit() -> str:
+    """The commit of a checkout, with ``-dirty`` behind it where files differ; '' for an installed package."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / '.git').exists():
+        return ''
+    with contextlib.suppress(OSError):
+        command = ['git', '-C', str(root), 'describe', '--always', '--dirty', '--abbrev=12']
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ''
 
 
 def _processor() -> str:

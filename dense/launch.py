@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed
 from mmengine.config import Config
+from mmengine.dist import master_only
+from mmengine.logging import print_log
 from mmengine.model import MMDistributedDataParallel, is_model_wrapper
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 from torch import nn
 
 from dense.hooks import SummaryHook, check_tag
@@ -23,6 +26,12 @@ from skipless.checkpoint import read_checkpoint
 from skipless.distributed import leave_process_group
 
 Options = Mapping[str, Any]
+
+# Keys of a config that are not arguments of the Runner but mean something to it or to us.
+_MORE_KEYS = (
+    *('custom_imports', 'data_root', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'),
+    *('tta_model', 'tta_pipeline'),
+)
 
 
 class DenseRunner(Runner):
@@ -33,6 +42,15 @@ class DenseRunner(Runner):
             # mmengine always names a device, which torch refuses for modules on the CPU.
             return MMDistributedDataParallel(module=model, broadcast_buffers=False)
         return super().wrap_model(model_wrapper_cfg, model)
+
+    @master_only
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **words: Any) -> None:
+        """As mmengine's, but a checkpoint appears whole or not at all."""
+        part, target = Path(out_dir) / f'{filename}.part', Path(out_dir) / filename
+        super().save_checkpoint(out_dir, part.name, *args, **words)
+        with part.open('rb') as file:
+            os.fsync(file.fileno())
+        part.replace(target)
 
 
 def train(
@@ -48,7 +66,7 @@ def train(
     Args:
         config: Path of an mmseg config.
         work_dir: Run directory; by default the config's, else ``work_dirs/<config name>``.
-        resume: ``'auto'`` for the newest checkpoint of the run directory, or a path.
+        resume: ``'auto'`` for the newest readable checkpoint of the run directory, or a path.
         amp: Mixed precision, bfloat16 where the GPU has it.
         cfg_options: Values that replace the config's, by dotted key.
         launcher: ``'none'``, ``'pytorch'`` (torchrun), ``'slurm'`` or ``'mpi'``.
@@ -57,12 +75,18 @@ def train(
         Metrics of the last evaluation.
     """
     cfg = read_config(config, work_dir, cfg_options, launcher)
-    cfg.resume = resume is not None
-    if resume not in (None, 'auto'):
-        cfg.load_from = resume
-    resumed = cfg.load_from or (find_latest_checkpoint(cfg.work_dir) if resume else None)
-    if resumed:
-        _read_checkpoint(resumed)  # mmengine unpickles what it cannot load safely; this refuses
+    held = _checkpoints(Path(cfg.work_dir))
+    if resume is None and held:
+        raise ValueError(
+            f'{cfg.work_dir} holds checkpoints of an earlier run ({held[0].name}); go on with it by --resume, '
+            'or choose another --work-dir'
+        )
+    # A damaged newest checkpoint costs the iterations since the one before.
+    found = resume if resume not in (None, 'auto') else _newest_readable(held)
+    if resume is not None and found is not None:
+        cfg.load_from, cfg.resume = str(found), True
+    if cfg.load_from:
+        _read_checkpoint(cfg.load_from)  # mmengine unpickles what it cannot load safely; this refuses
     if amp:
         _use_mixed_precision(cfg)
     runner = DenseRunner.from_cfg(cfg)
@@ -141,6 +165,8 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
         _check_option(key, cfg)
     planned = cfg.get('train_cfg', {}).get('max_iters')
     cfg.merge_from_dict(dict(cfg_options or {}))
+    for stage in ('train', 'val', 'test') if 'data_root' in (cfg_options or {}) else ():
+        cfg[f'{stage}_dataloader'].dataset.data_root = cfg.data_root
     if 'train_cfg.max_iters' in (cfg_options or {}) and not any(
         k.startswith('param_scheduler') for k in cfg_options or {}
     ):
@@ -150,6 +176,10 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     cfg.launcher = launcher
     if launcher != 'none' and not torch.cuda.is_available():
         # mmengine would select a CUDA device first, and torch has no SyncBatchNorm on CPUs.
+        if launcher != 'pytorch':
+            raise ValueError(
+                f'--launcher {launcher} needs a GPU for each task; on CPUs use torchrun with --launcher pytorch'
+            )
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group('gloo')
         cfg.sync_bn = None
@@ -190,7 +220,12 @@ def _check_option(key: str, cfg: Config) -> None:
             hint = f'; did you mean {".".join([*parents[:depth], near[0]])!r}?' if near else ''
             raise ValueError(f'--cfg-options {key}: no {".".join(parents[: depth + 1])!r} in the config{hint}')
         node = node[name]
-    known = {*cfg, *inspect.signature(Runner.__init__).parameters, 'sync_bn', 'find_unused_parameters'}
+    known = {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS}
+    if not parents and leaf in cfg and leaf not in known:
+        raise ValueError(
+            f'--cfg-options {key}: other keys were made from it when the config was read, so it would change nothing; '
+            'set those that hold it (data_root alone is passed on)'
+        )
     if not parents and leaf not in known:
         near = difflib.get_close_matches(leaf, known, n=1)
         raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
@@ -228,7 +263,7 @@ def _use_mixed_precision(cfg: Config) -> None:
     if not torch.cuda.is_available():
         raise ValueError("--amp: stage 2 uses mmengine's AmpOptimWrapper, which needs a GPU; leave --amp out on a CPU")
     cfg.optim_wrapper.type = 'AmpOptimWrapper'
-    if torch.cuda.is_bf16_supported():
+    if torch.cuda.is_bf16_supported(including_emulation=False):
         cfg.optim_wrapper.dtype = 'bfloat16'
     else:
         cfg.optim_wrapper.loss_scale = 'dynamic'
@@ -240,6 +275,22 @@ def _read_checkpoint(checkpoint: str) -> dict[str, Any]:
     if not isinstance(content.get('state_dict'), dict):
         raise ValueError(f'checkpoint {checkpoint} has no "state_dict"; expected one written by tools/train.py')
     return content
+
+
+def _checkpoints(work_dir: Path) -> list[Path]:
+    """The checkpoints of a run directory, newest first."""
+    return sorted(work_dir.glob('iter_*.pth'), key=lambda path: int(path.stem.split('_')[1]), reverse=True)
+
+
+def _newest_readable(checkpoints: list[Path]) -> Path | None:
+    for path in checkpoints:
+        try:
+            _read_checkpoint(str(path))
+        except ValueError as error:
+            print_log(f'{error}; going on from the one before', logger='current', level=logging.WARNING)
+        else:
+            return path
+    return None
 
 
 def _metrics(runner: Runner) -> dict[str, Any]:

@@ -30,7 +30,11 @@ class _DenseMetric(BaseMetric):
 
     def _write(self, sample: Mapping, array: np.ndarray) -> None:
         if self.output_dir:
-            Image.fromarray(array).save(self.output_dir / f'{Path(sample["img_path"]).stem}.png')
+            path, folder = Path(sample['img_path']), (self.dataset_meta or {}).get('image_folder')
+            name = path.relative_to(folder) if folder and path.is_relative_to(folder) else Path(path.name)
+            target = self.output_dir / name.with_suffix('.png')
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(target)
 
 
 @METRICS.register_module()

@@ -7,8 +7,9 @@ A comparison's directory::
     report/                    index.html, table.md, results.json
 
 Every run directory holds ``run.json`` (see :meth:`Run.remember`), whose fingerprint covers the whole
-resolved config, and for a probe that of its pretraining. That is what makes a second comparison reuse
-exactly the runs that are still valid.
+resolved config (paths of data too: another folder is another experiment), and for a probe that of its
+pretraining. A second comparison reuses the runs whose fingerprint is still right, and sets the others aside.
+The code is not part of it; ``run.json`` names its version.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """``summary.json`` if this very run has finished, else None."""
         summary = read_json(self.directory / SUMMARY)
-        current = self.record().get('fingerprint') == self.fingerprint
+        record = self.record()
+        current = record.get('fingerprint') == self.fingerprint and record.get('on') == self._source()
         return summary if current and summary and summary.get('status') == 'finished' else None
 
     def record(self) -> dict[str, Any]:
@@ -89,7 +91,7 @@ class Run:
 
     def remember(self, **entries: Any) -> None:
         """Add ``entries`` to ``run.json``."""
-        record = self.record() | {'fingerprint': self.fingerprint} | entries
+        record = self.record() | {'fingerprint': self.fingerprint, 'on': self._source()} | entries
         path = self.directory / RECORD
         temporary = path.with_suffix('.tmp')
         temporary.write_text(json.dumps(record, indent=1, default=str), encoding='utf-8')
@@ -104,13 +106,27 @@ class Run:
             )
 
     def prepare(self) -> str:
-        """Make the directory ready. Returns a sentence if an outdated run was removed from it, else ''."""
-        outdated = self.record().get('fingerprint', self.fingerprint) != self.fingerprint
-        # An interrupted pretraining is resumed from what it left; a probe is short and starts again.
-        if outdated or self.probe is not None:
+        """Make the directory ready. Returns a sentence if a run of another config was moved away, else ''."""
+        notice = ''
+        held = self.record().get('fingerprint', self.fingerprint)
+        if held != self.fingerprint:
+            # Hours of work, and perhaps nothing but a slip in the config is new.
+            aside = self.directory.with_name(f'{self.directory.name}.{held}')
+            shutil.rmtree(aside, ignore_errors=True)
+            self.directory.rename(aside)
+            notice = (
+                f'{self.name}: its config (or what it builds on) has changed, running it again; '
+                f'what was there is kept in {aside.name}'
+            )
+        elif self.probe is not None:
+            # An interrupted pretraining is resumed from what it left; a probe is short and starts again.
             shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, exist_ok=True)
-        return f'{self.name}: its config (or what it builds on) has changed, running it again' if outdated else ''
+        return notice
+
+    def _source(self) -> float | None:
+        """When the pretraining that this probe builds on was started, None without one."""
+        return self.needs.record().get('started') if self.needs is not None else None
 
 
 def plan(comparison: Comparison, work_dir: Path) -> list[Run]:

@@ -24,13 +24,14 @@ class LoadLabelMap(BaseTransform):
     Adds ``gt_seg_map``, uint8 (H, W), and lists it in ``seg_fields``.
 
     Args:
-        num_classes: Number of classes.
+        num_classes: Number of classes; that of the dataset when absent, if it is one of ours.
 
     Raises:
-        ValueError: The file is not a single-channel integer image, or holds a label outside the classes.
+        ValueError: The file is not a single-channel integer image of the image's size, or holds a label outside
+            the classes.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int | None = None) -> None:
         self.num_classes = num_classes
 
     def transform(self, results: dict) -> dict:
@@ -41,15 +42,17 @@ class LoadLabelMap(BaseTransform):
                 f'label map {path} is {raw.dtype} of shape {raw.shape}; '
                 f'expected one channel of class numbers (not colours), 8 or 16 bit'
             )
+        check_size(raw, results, f'label map {path}')
+        num_classes = results['num_classes'] if self.num_classes is None else self.num_classes
         labels = raw.astype(np.int64)
         if results.get('reduce_zero_label'):
             labels = np.where((labels == 0) | (labels == IGNORE), IGNORE, labels - 1)
         mapped = relabel(labels, results.get('label_map'))
-        outside = (mapped < 0) | ((mapped >= self.num_classes) & (mapped != IGNORE))
+        outside = (mapped < 0) | ((mapped >= num_classes) & (mapped != IGNORE))
         if outside.any():
             raise ValueError(
                 f'label map {path}: value {raw[outside].min()} is no class ({int(outside.sum())} pixels are '
-                f'none of {self.num_classes} classes, nor {IGNORE} for ignored); correct the file, '
+                f'none of {num_classes} classes, nor {IGNORE} for ignored); correct the file, '
                 f'or num_classes and reduce_zero_label in the config'
             )
         results['gt_seg_map'] = mapped.astype(np.uint8)
@@ -73,7 +76,7 @@ class LoadDepthMap(BaseTransform):
         max_depth: Depths beyond it, in metres, become unknown; ``None`` keeps all.
 
     Raises:
-        ValueError: The file is not a single-channel 16-bit image.
+        ValueError: The file is not a single-channel 16-bit image of the image's size.
     """
 
     def __init__(self, scale: float = 1e-3, max_depth: float | None = None) -> None:
@@ -88,6 +91,7 @@ class LoadDepthMap(BaseTransform):
                 f'depth map {path} is {raw.dtype} of shape {raw.shape}; expected one 16-bit channel '
                 f'(uint16, 0 where unknown); a picture made for viewing has lost the depth'
             )
+        check_size(raw, results, f'depth map {path}')
         depth = raw.astype(np.float32) * np.float32(self.scale)
         if self.max_depth is not None:
             depth[depth > self.max_depth] = 0
@@ -97,6 +101,16 @@ class LoadDepthMap(BaseTransform):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(scale={self.scale}, max_depth={self.max_depth})'
+
+
+def check_size(annotation: np.ndarray, results: Mapping, what: str) -> None:
+    """Raise `ValueError` when an annotation (H, W) is not of the size of the image that was loaded before it."""
+    if 'ori_shape' in results and annotation.shape[:2] != tuple(results['ori_shape'][:2]):
+        (height, width), (rows, columns) = results['ori_shape'][:2], annotation.shape[:2]
+        raise ValueError(
+            f'{what} is {columns} x {rows} and its image {results["img_path"]} is {width} x {height} (upright); '
+            'they must be of one size, pixel for pixel'
+        )
 
 
 def relabel(labels: np.ndarray, mapping: Mapping[int, int] | None) -> np.ndarray:

@@ -16,7 +16,7 @@ train_dataloader = dict(
     dataset=dict(
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='LoadLabelMap', num_classes=11),
+            dict(type='LoadLabelMap'),
             dict(type='RandomCrop', crop_size=(128, 160)),
             dict(type='RandomFlip', prob=0.5),
             dict(type='PackSegInputs'),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dense.comparison import REPORT, Comparison
-from dense.report.collect import Results, collect
+from dense.report.collect import Results, collect, finite
 from dense.report.page import page
 from dense.report.tables import as_json, as_markdown, as_text
 from dense.report.words import check_expectations, verdict_text
@@ -26,9 +26,7 @@ class Report:
     text: str
 
 
-def write_report(
-    comparison: Comparison, runs: list[Run], work_dir: Path, command: str = '', pictures: bool = True
-) -> Report:
+def write_report(comparison: Comparison, runs: list[Run], work_dir: Path, command: str = '') -> Report:
     """Write ``work_dir/report/{index.html,table.md,results.json}`` from what the runs have left so far.
 
     Runs that failed or are missing leave a gap with its reason. ``command`` is how the comparison was
@@ -44,7 +42,8 @@ def write_report(
         data=folder / 'results.json',
         text='\n\n'.join(filter(None, [as_text(results), verdict_text(verdicts)])),
     )
-    report.data.write_text(json.dumps(as_json(results, verdicts, command), indent=1, default=str), encoding='utf-8')
+    content = json.dumps(finite(as_json(results, verdicts, command)), indent=1, default=str, allow_nan=False)
+    report.data.write_text(content, encoding='utf-8')
     report.markdown.write_text(as_markdown(results, verdicts), encoding='utf-8')
-    report.page.write_text(page(results, verdicts, command, pictures), encoding='utf-8')
+    report.page.write_text(page(results, verdicts, command), encoding='utf-8')
     return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,9 +84,6 @@ class Results:
         """The arm's pretraining runs, one a seed; empty for a random-weights arm."""
         return [result for result in self.runs if result.run.arm == arm and result.run.probe is None]
 
-    def probed(self, arm: str, probe: str) -> list[RunResult]:
-        return [result for result in self.runs if result.run.arm == arm and result.run.probe == probe]
-
     def cell(self, arm: str, column: str) -> Cell:
         """The values of one arm in one column, in the unit that the table prints."""
         source, _, key = column.partition('.')
@@ -155,6 +152,15 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def finite(content: Any) -> Any:
+    """``content`` (dicts, lists, values) with None for what JSON cannot write, NaN and the infinities."""
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def numbers(value: Any) -> list[float] | None:

@@ -21,7 +21,6 @@ from mmengine.dataset import pseudo_collate
 from mmengine.logging import print_log
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import init_default_scope
-from mmengine.runner.checkpoint import get_torch_safe_globals
 from mmseg.registry import DATASETS, MODELS
 from torch import Tensor
 
@@ -53,10 +52,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of one probe on one arm; ``explained`` is the share of variance in the components."""
+    """The pictures of one probe on one arm; ``explained`` is the share of variance in the components.
+
+    ``asked`` images were asked for, which decides the images that were taken.
+    """
 
     task: str
     items: list[Picture]
+    asked: int
     classes: list[str]
     palette: list[list[int]]
     explained: float
@@ -72,7 +75,7 @@ def pictures(run: Run, count: int) -> Pictures:
     cache = run.directory / CACHE
     if cache.is_file():
         found = _load(cache)
-        if found is not None and len(found.items) >= count:
+        if found is not None and found.asked == count:
             return found
     with quiet():
         found = _predict(run, count)
@@ -91,7 +94,7 @@ def _predict(run: Run, count: int) -> Pictures:
     config.model.backbone.checkpoint = None
     dataset = DATASETS.build(config.val_dataloader.dataset)
     model = revert_sync_batchnorm(MODELS.build(config.model))
-    model.load_state_dict(_weights(checkpoint))
+    model.load_state_dict(read_checkpoint(checkpoint)['state_dict'])
     model.eval()
 
     chosen = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int))
@@ -124,7 +127,7 @@ def _predict(run: Run, count: int) -> Pictures:
     ]
     meta = dataset.metainfo
     return Pictures(
-        task, items, list(meta.get('classes') or []), [list(map(int, c)) for c in meta.get('palette') or []],
+        task, items, count, list(meta.get('classes') or []), [list(map(int, c)) for c in meta.get('palette') or []],
         explained, float(cosine),
     )  # fmt: skip
 
@@ -206,12 +209,6 @@ def _address(image: np.ndarray, kind: str, options: list[int]) -> str:
     return f'data:image/{kind};base64,' + base64.b64encode(encoded.tobytes()).decode()
 
 
-def _weights(checkpoint: Path) -> dict[str, Tensor]:
-    # Nothing is unpickled but tensors, plain values and the plain records of mmengine's message hub.
-    with torch.serialization.safe_globals(get_torch_safe_globals()):
-        return read_checkpoint(checkpoint)['state_dict']
-
-
 def _hatched(colours: np.ndarray, where: np.ndarray) -> np.ndarray:
     rows, columns = np.indices(where.shape)
     stripes = np.where(((rows + columns) // 3 % 2 == 0)[..., None], 222, 190).astype(np.uint8)
@@ -241,7 +238,8 @@ def _save(cache: Path, found: Pictures) -> None:
         for name in ('image', 'truth', 'prediction', 'components')
     }
     meta = {
-        'task': found.task, 'count': len(found.items), 'classes': found.classes, 'palette': found.palette,
+        'task': found.task, 'asked': found.asked, 'count': len(found.items),
+        'classes': found.classes, 'palette': found.palette,
         'explained': found.explained, 'token_cosine': found.token_cosine,
     }  # fmt: skip
     try:
@@ -262,6 +260,6 @@ def _load(cache: Path) -> Pictures | None:
                 Picture(*(arrays[f'{name}_{index}'] for name in ('image', 'truth', 'prediction', 'components')))
                 for index in range(meta.pop('count'))
             ]
-    except (OSError, ValueError, KeyError):
+            return Pictures(items=items, **meta)
+    except (OSError, ValueError, KeyError, TypeError):  # damaged, or of an older version
         return None
-    return Pictures(items=items, **meta)

@@ -98,7 +98,7 @@ def predictions(results: Results, gallery: Gallery) -> Markup:
     legend = depth_bar(low, high) if example.task == 'depth' else class_legend(example, gallery)
     return element(
         'figure',
-        element('figcaption', gallery.probe.label),
+        element('figcaption', f'{gallery.probe.label} (seed {gallery.seed})'),
         legend,
         _grid(results, ['image', 'truth'], rows),
         class_='gallery',
@@ -198,7 +198,12 @@ def _grid(
         for arm in results.arms
     ]
     body = [element('tr', [element('td', cell) for cell in row]) for row in rows]
-    table = element('table', element('thead', element('tr', heads)), element('tbody', body))
+    table = element(
+        'table',
+        element('thead', element('tr', heads)),
+        element('tbody', body),
+        style=f'--columns:{len(heads)}',
+    )
     return element('div', table, class_='scroll', tabindex=0, role='region', aria_label='Pictures')
 
 

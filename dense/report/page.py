@@ -17,9 +17,9 @@ from dense.report.words import Verdict, headline, leaders, statement
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def page(results: Results, verdicts: Sequence[Verdict], command: str, pictures: bool) -> str:
-    """The whole page as HTML. ``pictures=False`` leaves out what needs the models to be run."""
-    shown = galleries(results) if pictures else []
+def page(results: Results, verdicts: Sequence[Verdict], command: str) -> str:
+    """The whole page as HTML."""
+    shown = galleries(results)
     blocks = block_charts(results)
     content = [
         sections.outcome(results),

@@ -45,7 +45,7 @@ def predictions(results: Results, galleries: Sequence[pictures_of.Gallery]) -> S
         return None
     intro = (
         'Validation images at even steps through the set: nobody chose them. Each prediction is by a linear '
-        f'probe on frozen features (seed {galleries[0].seed}); the number below it is for that image alone.'
+        'probe on frozen features; the number below it is for that image alone.'
     )
     shown = [pictures_of.predictions(results, gallery) for gallery in galleries]
     return _section('predictions', 'Predictions beside the truth', intro, shown)

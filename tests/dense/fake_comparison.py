@@ -138,7 +138,7 @@ def scene_pictures(depth: bool, quality: float, count: int = 3, size: int = 96) 
         items.append(Picture(scene.image, truth, prediction, components))
     palette = [list(map(int, colour)) for colour in PALETTE]
     task = 'depth' if depth else 'segmentation'
-    return Pictures(task, items, list(CLASSES), palette, 0.4 + quality / 3, 1 - quality / 2)
+    return Pictures(task, items, count, list(CLASSES), palette, 0.4 + quality / 3, 1 - quality / 2)
 
 
 QUALITY = {'skip': (0.9, 0.4), 'skipless': (0.75, 0.55), 'control': (0.15, 0.899), 'random': (0.1, 0.9)}

@@ -224,13 +224,49 @@ def test_camvid_void_is_ignored(camvid: Path, loader: dict) -> None:
 
 
 def test_ade20k_pairs_by_stem(tmp_path: Path) -> None:
-    write_image(tmp_path / 'images' / 'training' / 'ADE_1.jpg')
+    write_image(tmp_path / 'images' / 'training' / 'ADE_1.jpg', np.zeros((1, 3, 3), np.uint8))
     write_image(tmp_path / 'annotations' / 'training' / 'ADE_1.png', np.array([[0, 1, 150]], np.uint8))
     prefix = dict(img_path='images/training', seg_map_path='annotations/training')
-    pipeline = [dict(type='LoadImageFromFile'), dict(type='LoadLabelMap', num_classes=150), *PACK]
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='LoadLabelMap'), *PACK]
     item = ADE20KSegmentation(data_root=str(tmp_path), data_prefix=prefix, pipeline=pipeline)[0]
     assert item['data_samples'].gt_sem_seg.data.tolist() == [[[255, 0, 149]]]
     assert item['data_samples'].reduce_zero_label is True  # so that predictions are written as 1-150
+
+
+def ade20k(root: Path, count: int, **options: Any) -> ADE20KSegmentation:
+    for number in range(count):
+        write_image(root / 'images' / f'{number:02d}.png')
+        write_image(root / 'annotations' / f'{number:02d}.png', np.ones((8, 10), np.uint8))
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='LoadLabelMap'), *PACK]
+    prefix = dict(img_path='images', seg_map_path='annotations')
+    return ADE20KSegmentation(data_root=str(root), data_prefix=prefix, pipeline=pipeline, **options)
+
+
+def test_an_annotation_of_another_size_than_its_image_is_refused(tmp_path: Path) -> None:
+    data = ade20k(tmp_path, 1)
+    write_image(tmp_path / 'annotations' / '00.png', np.ones((16, 20), np.uint8))
+    with pytest.raises(ValueError, match=r'annotations/00.png is 20 x 16 and its image .*images/00.png is 10 x 8'):
+        data[0]
+    write_image(tmp_path / 'depth.png', np.ones((10, 8), np.uint16))  # the other way up
+    results = dict(depth_map_path=tmp_path / 'depth.png', img_path='x.jpg', ori_shape=(8, 10), seg_fields=[])
+    with pytest.raises(ValueError, match=r'depth\.png is 8 x 10 and its image x\.jpg is 10 x 8'):
+        LoadDepthMap()(results)
+
+
+@pytest.mark.parametrize('content', [b'', b'no image', None])
+def test_an_unreadable_image_is_replaced_in_training_and_an_error_in_evaluation(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    data = ade20k(tmp_path, 20)
+    bad = tmp_path / 'images' / '03.png'
+    bad.write_bytes(bad.read_bytes()[:40] if content is None else content)
+    for _ in range(3):  # one of 20, however often it is met
+        assert data[3]['data_samples'].img_path != str(bad)
+    with pytest.raises(ValueError, match=r'image .*images/03.png cannot be decoded; results without it'):
+        ade20k(tmp_path, 0, test_mode=True)[3]
+    (tmp_path / 'images' / '07.png').write_bytes(b'')
+    with pytest.raises(ValueError, match='so 2 of 20 images could not, more than 5%'):
+        data[7]
 
 
 @pytest.fixture

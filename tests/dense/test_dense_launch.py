@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.runner import Runner
 from mmseg.registry import DATASETS, METRICS, MODELS
 
-from dense.launch import evaluate, read_config, run, train
+from dense.hooks import SummaryHook
+from dense.launch import DenseRunner, evaluate, read_config, run, train
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'dense'
 TINY = {
@@ -70,11 +73,24 @@ def test_real_data_flows_through_its_config(name: str, shared_data: Path, monkey
         ({'model.bakbone.frozen': False}, "did you mean 'model.backbone'"),
         ({'optim_wrapper.optimzer.lr': 1.0}, "did you mean 'optim_wrapper.optimizer'"),
         ({'resum': True}, "did you mean 'resume'"),
+        ({'vis_backends': []}, 'vis_backends: other keys were made from it'),
     ],
 )
 def test_a_slip_in_the_options_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_config(SEG, None, options, 'none')
+
+
+def test_one_data_root_is_that_of_all_three_datasets() -> None:
+    cfg = read_config(CAMVID, None, {'data_root': '/elsewhere'}, 'none')
+    assert {cfg[f'{stage}_dataloader'].dataset.data_root for stage in ('train', 'val', 'test')} == {'/elsewhere'}
+    assert cfg.test_dataloader.dataset.split == 'test'
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='speaks of machines without a GPU')
+def test_slurm_without_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match='--launcher slurm needs a GPU'):
+        read_config(SEG, None, {}, 'slurm')
 
 
 def test_new_entries_are_not_slips() -> None:
@@ -170,6 +186,62 @@ def test_resume_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
     assert (tmp_path / 'last_checkpoint').read_text().endswith('iter_4.pth')
     log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
     assert 'resumed epoch' in log
+
+
+def test_a_damaged_newest_checkpoint_costs_only_what_came_after_the_one_before(tmp_path: Path) -> None:
+    every = {**TINY, 'default_hooks.checkpoint.interval': 1}
+    train(SEG, str(tmp_path), cfg_options=every)
+    assert sorted(path.name for path in tmp_path.glob('*.pth*')) == ['iter_1.pth', 'iter_2.pth']
+    newest = tmp_path / 'iter_2.pth'
+    newest.write_bytes(newest.read_bytes()[:5000])
+    expected = json.loads((tmp_path / 'summary.json').read_text())['metrics']
+    assert train(SEG, str(tmp_path), resume='auto', cfg_options=every).keys() == expected.keys()
+    assert torch.load(newest, weights_only=False)['meta']['iter'] == 2
+
+
+def test_a_new_run_does_not_overwrite_an_earlier_one(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    before = (tmp_path / 'iter_2.pth').read_bytes()
+    with pytest.raises(
+        ValueError, match=r'holds checkpoints of an earlier run \(iter_2.pth\); go on with it by --resume'
+    ):
+        train(SEG, str(tmp_path), cfg_options=TINY)
+    assert (tmp_path / 'iter_2.pth').read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / 'iter_2.pth').write_bytes(b'the one before')
+
+    def killed(self: Runner, out_dir: str, filename: str, *args: Any, **words: Any) -> None:
+        (Path(out_dir) / filename).write_bytes(b'half')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, 'save_checkpoint', killed)
+    with pytest.raises(KeyboardInterrupt):
+        DenseRunner.save_checkpoint(DenseRunner.__new__(DenseRunner), str(tmp_path), 'iter_2.pth')
+    assert (tmp_path / 'iter_2.pth').read_bytes() == b'the one before'
+
+
+def test_a_run_that_diverges_ends_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {**TINY, 'optim_wrapper.optimizer.lr': 1e38, 'custom_hooks.1.interval': 1}
+    assert run(train, config=SEG, work_dir=str(tmp_path), cfg_options=options) == 2
+    assert 'the loss is nan at iteration 2; lower optim_wrapper.optimizer.lr' in capsys.readouterr().err
+    assert not (tmp_path / 'summary.json').exists()
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_summary(tmp_path: Path) -> None:
+    hook = SummaryHook()
+    hook.before_run(None)
+    hook.metrics = {'rmse': float('nan'), 'delta1': 0.5}
+    warned: list[str] = []
+    runner = SimpleNamespace(
+        model=torch.nn.Linear(1, 1), iter=3, seed=0, work_dir=tmp_path, logger=SimpleNamespace(warning=warned.append)
+    )
+    hook.after_train(runner)
+    assert json.loads((tmp_path / 'summary.json').read_text())['metrics'] == {'rmse': None, 'delta1': 0.5}
+    assert 'rmse' in warned[0]
 
 
 @pytest.mark.parametrize(('config', 'tta'), [(SEG, True), (DEPTH, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -106,8 +107,10 @@ def test_a_changed_config_is_run_again_with_a_notice(tmp_path: Path, tools: Path
     assert {run.arm for run in outcome.finished} == {'two'}
     assert 'two / seed 3 / pretrain: its config (or what it builds on) has changed, running it again' in text
     assert 'two / seed 3 / segmentation: its config' in text
-    # Nothing of the old run is left, so it was not resumed either.
-    assert not (by_name(runs)['two', None].directory / 'stale').exists()
+    # The old run is kept beside the new one, which does not go on with it.
+    directory = by_name(runs)['two', None].directory
+    assert not (directory / 'stale').exists()
+    assert [path.parent.name.partition('.')[0] for path in directory.parent.glob('*/stale')] == ['pretrain']
     assert '--resume' not in calls(by_name(runs)['two', None])[0]['words']
 
 
@@ -183,6 +186,27 @@ def test_two_comparisons_cannot_share_a_directory(tmp_path: Path) -> None:
     child.wait()
     with jobs.lock(tmp_path):
         pass
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(jobs.fcntl, 'flock', no_locks)
+    with jobs.lock(tmp_path) as handle:
+        assert not handle.closed
+
+
+def test_a_probe_is_outdated_when_its_pretraining_was_run_again(tmp_path: Path) -> None:
+    runs = by_name(planned(tmp_path, SMALL_CONFIG)[1])
+    source, probe = runs['two', None], runs['two', 'segmentation']
+    finish(source)
+    source.remember(started=1.0)
+    finish(probe, metrics={'mIoU': 1.0})
+    assert probe.summary()
+    source.remember(started=2.0)
+    assert source.summary()
+    assert probe.summary() is None
 
 
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, tools: Path) -> None:

@@ -12,7 +12,7 @@ train_dataloader = dict(
         data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'),
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='LoadLabelMap', num_classes=150),
+            dict(type='LoadLabelMap'),
             dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
             dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
@@ -35,7 +35,7 @@ val_dataloader = dict(
             dict(type='LoadImageFromFile'),
             dict(type='Resize', scale=(2048, 512), keep_ratio=True),
             # After the resizing: labels keep the original size, at which predictions are compared.
-            dict(type='LoadLabelMap', num_classes=150),
+            dict(type='LoadLabelMap'),
             dict(type='PackSegInputs'),
         ],
     ),
@@ -52,7 +52,7 @@ tta_pipeline = [
         transforms=[
             [dict(type='Resize', scale=(2048, int(512 * s)), keep_ratio=True) for s in (1.0, 0.75, 1.25)],
             [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
-            [dict(type='LoadLabelMap', num_classes=150)],
+            [dict(type='LoadLabelMap')],
             [dict(type='PackSegInputs')],
         ],
     ),

@@ -12,7 +12,7 @@ train_dataloader = dict(
         split='train',
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='LoadLabelMap', num_classes=11),
+            dict(type='LoadLabelMap'),
             dict(type='RandomResize', scale=(320, 240), ratio_range=(0.75, 1.5), keep_ratio=True),
             dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
             dict(type='RandomFlip', prob=0.5),
@@ -32,7 +32,7 @@ val_dataloader = dict(
         test_mode=True,
         pipeline=[
             dict(type='LoadImageFromFile'),
-            dict(type='LoadLabelMap', num_classes=11),
+            dict(type='LoadLabelMap'),
             dict(type='PackSegInputs'),
         ],
     ),
@@ -49,7 +49,7 @@ tta_pipeline = [
         transforms=[
             [dict(type='Resize', scale_factor=s, keep_ratio=True) for s in (1.0, 0.75, 1.25)],
             [dict(type='RandomFlip', prob=0.0), dict(type='RandomFlip', prob=1.0)],
-            [dict(type='LoadLabelMap', num_classes=11)],
+            [dict(type='LoadLabelMap')],
             [dict(type='PackSegInputs')],
         ],
     ),

@@ -6,8 +6,8 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', eta_min=0, by_epoch=False, begin=100, end=10000),
+    dict(type='CosineAnnealingLR', eta_min=0, by_epoch=False, begin=100, end=2000),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=10000, val_interval=1000)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=2000, val_interval=500)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
