@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
-from mmengine.dist import barrier
+from mmengine.dist import all_gather, all_gather_object, get_dist_info
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, HOOKS
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pretrain.data import collate_crops
+from pretrain.data import CropDataset, collate_crops
 from pretrain.hooks import MonitorHook
 from pretrain.runner import PretrainRunner
 
@@ -54,12 +55,17 @@ def knn_accuracy(
 class EvaluationHook(Hook):
     """Evaluates features on labelled images at the start (the random-features baseline), regularly and at the end.
 
+    Every rank embeds its share of the images, in the precision of the training.
+
     Args:
         train: Dataset of the neighbours, with a deterministic crop.
         val: Dataset that is classified.
         interval: Iterations between evaluations; at the start and end only when absent.
         k, temperature: See `knn_accuracy`.
         batch_size, num_workers: Of the loader.
+
+    Raises:
+        ValueError: An option is out of range, or the datasets number their classes differently.
     """
 
     priority = 'NORMAL'
@@ -80,7 +86,14 @@ class EvaluationHook(Hook):
         self.k = k
         self.temperature = temperature
         loader = dict(batch_size=batch_size, num_workers=num_workers, collate_fn=collate_crops)
-        self.loaders = [DataLoader(DATASETS.build(dataset), **loader) for dataset in (train, val)]
+        datasets = [DATASETS.build(dataset) for dataset in (train, val)]
+        check_classes(*datasets)
+        self.loaders = [DataLoader(dataset, sampler=share(len(dataset)), **loader) for dataset in datasets]
+
+    def before_train(self, runner: PretrainRunner) -> None:
+        if hasattr(runner.method, 'classify'):
+            val: Any = self.loaders[1].dataset
+            check_classes(runner.train_dataloader.dataset, val)
 
     def before_train_iter(self, runner: PretrainRunner, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter == 0:
@@ -98,22 +111,21 @@ class EvaluationHook(Hook):
             self._evaluate(runner, step)
 
     def _evaluate(self, runner: PretrainRunner, step: int) -> None:
-        if runner.rank == 0:
-            method = runner.method
-            training = method.training
-            method.eval()
+        method = runner.method
+        training = method.training
+        method.eval()
+        with torch.no_grad(), runner.optim_wrapper.autocast():
             (train, train_labels, _), (val, val_labels, right) = (self._features(method, x) for x in self.loaders)
-            method.train(training)
-            values = {'knn': float(knn_accuracy(train, train_labels, val, val_labels, self.k, self.temperature))}
-            if right is not None:
-                values['top1'] = float(right.float().mean())
-            runner.logger.info(f'iteration {step}: ' + ', '.join(f'{k} {v:.4f}' for k, v in values.items()))
-            next(hook for hook in runner.hooks if isinstance(hook, MonitorHook)).record(runner, values, step)
-        barrier()
+        method.train(training)
+        values = {'knn': float(knn_accuracy(train, train_labels, val, val_labels, self.k, self.temperature))}
+        if right is not None:
+            values['top1'] = float(right.float().mean())
+        runner.logger.info(f'iteration {step}: ' + ', '.join(f'{k} {v:.4f}' for k, v in values.items()))
+        next(hook for hook in runner.hooks if isinstance(hook, MonitorHook)).record(runner, values, step)
 
     @staticmethod
-    @torch.no_grad()
     def _features(method: Any, loader: DataLoader) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features, labels and, of a classifier, which are right, of the whole dataset, on every rank."""
         features, labels, right, bad = [], [], [], []
         classify = getattr(method, 'classify', None)
         for batch in loader:
@@ -125,8 +137,35 @@ class EvaluationHook(Hook):
             labels.append(label)
             if classify is not None:
                 right.append(classify(embedded).argmax(dim=1) == label)
+        bad = list(itertools.chain(*all_gather_object(bad)))
         if bad:
             print_log(f'evaluation: {len(bad)} images could not be read and were replaced: {bad[0]}', 'current', 30)
-        if (torch.cat(labels) < 0).any():
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        known = gather(torch.cat(labels), size)
+        if (known < 0).any():
             raise ValueError('evaluation: the dataset has unlabelled images; k-NN needs labels, so drop EvaluationHook')
-        return torch.cat(features), torch.cat(labels), torch.cat(right) if right else None
+        return gather(torch.cat(features), size), known, gather(torch.cat(right), size) if right else None
+
+
+def share(size: int) -> list[int]:
+    """This rank's images of a dataset: every one in turn, as many on each rank, some of the first ones twice."""
+    rank, ranks = get_dist_info()
+    return [(rank + i * ranks) % size for i in range(-(-size // ranks))]
+
+
+def gather(rows: Tensor, size: int) -> Tensor:
+    """What each rank has of its `share`, ``(n, ...)``, in the order of the dataset, ``(size, ...)``."""
+    return torch.stack(all_gather(rows), dim=1).flatten(0, 1)[:size]
+
+
+def check_classes(train: CropDataset, val: CropDataset) -> None:
+    """Raise `ValueError` if both datasets name their classes and a label does not mean the same in both."""
+    if not train.classes or not val.classes or train.classes == val.classes:
+        return
+    lacking, extra = set(train.classes) - set(val.classes), set(val.classes) - set(train.classes)
+    words = ('lacks', lacking), ('has also', extra)
+    differences = ' and '.join(f'{word} {sorted(names)[:3]}' for word, names in words if names)
+    raise ValueError(
+        f'evaluation: {val.source} {differences or "has another order"} compared with the classes of {train.source}, '
+        'so the same label would mean another class; give both the same class folders or class_names'
+    )

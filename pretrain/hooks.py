@@ -67,14 +67,16 @@ class ScheduleHook(Hook):
 class MonitorHook(Hook):
     """Writes what a run does to the console, to TensorBoard and to ``monitor.jsonl``; says when it goes wrong.
 
-    Values stay on the device until a step is logged. The run directory gets a ``summary.json`` at the end.
+    What a training step returns is logged as its mean since the record before, and stays on the device until then.
+    The run directory gets a ``summary.json`` at the end.
 
     Args:
         interval: Iterations between logged values.
         statistics_interval: Iterations between token statistics per block (also at the start and the end).
         images: Training images, evenly spread, on which token statistics are measured.
         collapse_cosine: Mean token cosine of the last block above which a collapse is reported.
-        patience: Logged steps in a row with a non-finite loss after which the run stops.
+        patience: Records in a row with a non-finite loss or gradient after which the run stops; while the loss scale of
+            float16 settles, the gradient does not count.
     """
 
     priority = 'LOW'
@@ -97,15 +99,17 @@ class MonitorHook(Hook):
         self.probe: torch.Tensor | None = None
         self.latest: dict[str, Any] = {}
         self.non_finite = 0
+        self.sums: torch.Tensor | None = None
+        self.summed = 0
 
     def before_train(self, runner: PretrainRunner) -> None:
         self.started = time.time()
-        dataset = runner.train_dataloader.dataset
-        chosen = torch.linspace(0, len(dataset) - 1, min(self.images, len(dataset))).long().tolist()
-        batch = collate_crops([dataset[i] for i in chosen])
-        self.probe = runner.method.data_preprocessor.normalise(batch['global_crops'][:, 0])
         self.path = Path(runner.work_dir) / 'monitor.jsonl'
         if runner.rank == 0:
+            dataset = runner.train_dataloader.dataset
+            chosen = torch.linspace(0, len(dataset) - 1, min(self.images, len(dataset))).long().tolist()
+            batch = collate_crops([dataset[i] for i in chosen])
+            self.probe = runner.method.data_preprocessor.normalise(batch['global_crops'][:, 0])
             self._forget_after(runner.iter)
         self.bar = tqdm(
             total=runner.max_iters, initial=runner.iter, desc=type(runner.method).__name__, unit='it',
@@ -126,10 +130,16 @@ class MonitorHook(Hook):
         step = runner.iter + 1
         last = step == runner.max_iters
         self.bar.update()
+        outputs = outputs or {}
+        # In float64, so that a mean over one step is that step's value.
+        row = torch.stack([value.double() for value in outputs.values()])
+        self.sums = row if self.sums is None else self.sums + row
+        self.summed += 1
         values: dict[str, Any] = {}
         if step % self.interval == 0 or last:
             group = runner.optim_wrapper.optimizer.param_groups[0]
-            values = {key: float(value) for key, value in (outputs or {}).items()}
+            values = dict(zip(outputs, (self.sums / self.summed).tolist(), strict=True))
+            self.sums, self.summed = None, 0
             values.update(lr=group['lr'], grad_norm=float(runner.optim_wrapper.grad_norm))
             values['weight_decay'] = max(g['weight_decay'] for g in runner.optim_wrapper.optimizer.param_groups)
             self._check_finite(runner, values)
@@ -160,6 +170,8 @@ class MonitorHook(Hook):
         runner.visualizer.add_scalars(scalars, step=step)
 
     def _statistics(self, runner: PretrainRunner) -> dict[str, Any]:
+        if runner.rank != 0:
+            return {}
         backbone = runner.method.monitored_backbone
         training = backbone.training
         backbone.eval()
@@ -189,7 +201,8 @@ class MonitorHook(Hook):
         return found
 
     def _check_finite(self, runner: PretrainRunner, values: dict[str, Any]) -> None:
-        bad = [key for key in ('loss', 'grad_norm') if not math.isfinite(values.get(key, 0.0))]
+        watched = ('loss',) if runner.optim_wrapper.settling else ('loss', 'grad_norm')
+        bad = [key for key in watched if not math.isfinite(values.get(key, 0.0))]
         self.non_finite = self.non_finite + 1 if bad else 0
         if not bad:
             return

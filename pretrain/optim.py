@@ -21,7 +21,9 @@ _PRECISIONS = {'float32': None, 'bfloat16': torch.bfloat16, 'float16': torch.flo
 
 @OPTIM_WRAPPERS.register_module()
 class PretrainOptimWrapper(OptimWrapper):
-    """Accumulates, unscales, clips, steps, and lets the method follow, without reading anything back to the host.
+    """Accumulates, unscales, clips, steps, and lets the method follow a step that was taken.
+
+    Nothing is read back to the host, except in float16, whether the step was taken.
 
     Args:
         optimizer: From `skipless.optim.build_optimizer`.
@@ -30,6 +32,11 @@ class PretrainOptimWrapper(OptimWrapper):
         precision: Autocast dtype of the forward pass: ``'float32'``, ``'bfloat16'`` or ``'float16'`` (with loss
             scaling).
         accumulative_counts: Iterations for one optimizer step.
+
+    Attributes:
+        grad_norm: Total norm of the last step's gradient, before clipping.
+        settling: Whether the last step was left out because its scaled gradient overflowed, as the first ones in
+            float16 do; with a scale below 1 that is no longer the scale's fault.
     """
 
     def __init__(
@@ -50,13 +57,17 @@ class PretrainOptimWrapper(OptimWrapper):
         self.dtype = _PRECISIONS[precision]
         self.scaler = torch.amp.GradScaler(enabled=precision == 'float16' and torch.cuda.is_available())
         self.grad_norm = torch.zeros(())
+        self.settling = False
         self._parameters = [p for group in optimizer.param_groups for p in group['params']]
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        device = self._parameters[0].device.type
-        with super().optim_context(model), torch.autocast(device, self.dtype, enabled=self.dtype is not None):
+        with super().optim_context(model), self.autocast():
             yield
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the forward pass."""
+        return torch.autocast(self._parameters[0].device.type, self.dtype, enabled=self.dtype is not None)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         super().backward(self.scaler.scale(loss), **kwargs)
@@ -75,8 +86,13 @@ class PretrainOptimWrapper(OptimWrapper):
                 f'the optimizer cannot decompose its statistics (gradient norm {float(self.grad_norm):.3g}); lower the '
                 'learning rate or clip gradients with optim_wrapper.max_norm, and resume from a checkpoint'
             ) from error
+        # The scale falls if and only if the step was left out. Without float16 it is 1 and asking costs nothing.
+        scale = self.scaler.get_scale()
         self.scaler.update()
-        self.method.after_optimizer_step()
+        taken = self.scaler.get_scale() >= scale
+        self.settling = not taken and scale >= 1
+        if taken:
+            self.method.after_optimizer_step()
 
     def state_dict(self) -> dict[str, Any]:
         return {'optimizer': self.optimizer.state_dict(), 'scaler': self.scaler.state_dict()}

@@ -289,9 +289,8 @@ def check_labels(dataset: Any, method: Method) -> None:
         raise ValueError(f'{type(method).__name__} needs labels and the {type(dataset).__name__} dataset has none')
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         position = int(((labels < 0) | (labels >= classes)).argmax())
-        where = getattr(dataset, 'path', None) or getattr(dataset, 'root', None) or type(dataset).__name__
         raise ValueError(
-            f'{where}: image {position} has label {int(labels[position])} and model.num_classes is {classes}; labels '
+            f'{dataset.name_of(position)} has label {int(labels[position])} and model.num_classes is {classes}; labels '
             f'must be 0 to {classes - 1}'
         )
 

@@ -41,7 +41,7 @@ class BadFiles:
         files: Each different "path: reason", in the order met.
     """
 
-    def __init__(self, max_rate: float = 0.01, patience: int = 1000) -> None:
+    def __init__(self, max_rate: float, patience: int = 1000) -> None:
         if not 0 <= max_rate <= 1:
             raise ValueError(f'bad files: max_rate={max_rate!r} is not a share from 0 to 1')
         self.max_rate = max_rate

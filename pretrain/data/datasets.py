@@ -43,7 +43,12 @@ class CropDataset(Dataset, ABC):
         labels: Class of each image of the source, or None.
         classes: Names of the classes.
         limit: Use only so many of the images, evenly spaced in the order of the source.
+
+    Attributes:
+        source: What messages call the source.
     """
+
+    source: str
 
     def __init__(
         self,
@@ -69,6 +74,14 @@ class CropDataset(Dataset, ABC):
         Raises:
             UndecodableImage: here or when the picture is decoded.
         """
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """What messages call image `row` of the source."""
+
+    def name_of(self, index: int) -> str:
+        """What messages call an image of the dataset."""
+        return self.name(int(self._rows[index]))
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -144,10 +157,14 @@ class ImageFolder(CropDataset):
             number = {name: label for label, name in enumerate(classes)}
             labels = np.array([number[name] for name in names if name is not None])
         super().__init__(len(found), crops, labels, classes, limit)
+        self.source = ' and '.join(str(folder) for folder in roots)
         self.paths = PathList(os.path.join(folder, path) for folder, path in found)
 
     def open(self, row: int) -> Picture:
-        return open_picture(self.paths[row])
+        return open_picture(self.name(row))
+
+    def name(self, row: int) -> str:
+        return self.paths[row]
 
 
 @DATASETS.register_module()
@@ -180,17 +197,18 @@ class PackedArrays(CropDataset):
         limit: int | None = None,
     ) -> None:
         self.path, self.split = os.fspath(path), split
+        self.source = f'{self.path} ({split})'
         self._arrays = NpzArrays(self.path)
         self._encoded = f'{split}_images' not in self._arrays
         size = len(self._offsets()) - 1 if self._encoded else len(self._images())
         labels, classes = (None, ()) if labelled is False else self._labels(size, bool(labelled))
         super().__init__(size, crops, labels, classes, limit)
-        self._damaged: dict[int, UndecodableImage] = {}
+        self._damaged: dict[int, str] = {}  # reasons
         self._decoded = self._decode_small() if self._encoded else None
 
     def open(self, row: int) -> Picture:
         if row in self._damaged:
-            raise self._damaged[row]
+            raise UndecodableImage(self.name(row), self._damaged[row])
         if self._decoded is not None:
             return PixelPicture(self._decoded[row])
         if self._encoded:
@@ -198,10 +216,13 @@ class PackedArrays(CropDataset):
         image = torch.from_numpy(self._arrays[f'{self.split}_images'][row])
         return PixelPicture(image if image.ndim == 3 else image[:, :, None].expand(-1, -1, 3))
 
+    def name(self, row: int) -> str:
+        return f'{self.path}[{self.split}, {row}]'
+
     def _file(self, row: int) -> EncodedPicture:
         offsets = self._arrays[f'{self.split}_offsets']
         data = self._arrays[f'{self.split}_bytes'][int(offsets[row]) : int(offsets[row + 1])]
-        return EncodedPicture(data.tobytes(), f'{self.path}[{self.split}, {row}]')
+        return EncodedPicture(data.tobytes(), self.name(row))
 
     def _decode_small(self) -> Tensor | None:
         """All images as uint8 (N, H, W, 3) if their files are small and of one image size, else None."""
@@ -214,7 +235,7 @@ class PackedArrays(CropDataset):
             try:
                 image = self._file(row).decode()
             except UndecodableImage as error:
-                self._damaged[row] = error
+                self._damaged[row] = error.reason
                 continue
             if pixels is None:
                 pixels = torch.empty((len(offsets) - 1, *image.shape), dtype=torch.uint8)
@@ -312,6 +333,7 @@ class Scenes(CropDataset):
     ) -> None:
         self._scenes = SceneSplit(seed=seed, split=split, length=length, size=size)
         super().__init__(length, crops)
+        self.source = f'scenes ({split})'
         self._rendered: Tensor | None = None
         if cache:
             print_log(f'Scenes: rendering {length} scenes ({split})', 'current')
@@ -321,3 +343,6 @@ class Scenes(CropDataset):
         if self._rendered is not None:
             return PixelPicture(self._rendered[row])
         return PixelPicture(torch.from_numpy(np.ascontiguousarray(self._scenes[row].image)))
+
+    def name(self, row: int) -> str:
+        return f'scene {row}'

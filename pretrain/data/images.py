@@ -33,7 +33,11 @@ class UndecodableImage(ValueError):
     """An image file that cannot be shown; the message reads "path: reason"."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f'{name}: {reason}')
+        super().__init__(name, reason)  # the arguments that a worker process makes it from again
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return ': '.join(self.args)
 
 
 class Picture(Protocol):

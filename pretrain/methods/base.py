@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import skipless
+from pretrain.data import DeviceAugment
 
 
 class Method(BaseModel):
@@ -27,11 +28,11 @@ class Method(BaseModel):
 
     Args:
         data_preprocessor: Config or module that turns a collated batch into the arguments of `forward`, on
-            the device.
+            the device; `DeviceAugment` without augmentation when absent.
     """
 
     def __init__(self, data_preprocessor: dict[str, Any] | nn.Module | None = None) -> None:
-        super().__init__(data_preprocessor)
+        super().__init__(DeviceAugment() if data_preprocessor is None else data_preprocessor)
 
     def init_weights(self) -> None:
         """Nothing: see the class."""
@@ -94,7 +95,7 @@ class Method(BaseModel):
 
     def pooled(self, tokens: Tensor) -> Tensor:
         """One vector per image ``(B, D)`` from the monitored backbone's tokens, by its own pooling."""
-        return self.monitored_backbone.forward_head(tokens, pre_logits=True)
+        return pool_tokens(self.monitored_backbone, tokens)
 
 
 def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False) -> VisionTransformer:
@@ -174,6 +175,11 @@ def forward_tokens(
 ) -> Tensor:
     """timm's ``forward_features`` with the option of masking patches; arguments as for `embed_tokens`."""
     return encode_tokens(vit, embed_tokens(vit, images, mask, mask_token))
+
+
+def pool_tokens(vit: VisionTransformer, tokens: Tensor) -> Tensor:
+    """One vector per image ``(B, D)``, by the backbone's own pooling, of the output of `encode_tokens`."""
+    return vit.forward_head(tokens, pre_logits=True)
 
 
 def patch_tokens(vit: VisionTransformer, tokens: Tensor) -> Tensor:

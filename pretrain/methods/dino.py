@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pretrain.losses import Centre, cross_entropy, dino_loss, feature_std, teacher_distribution
 from pretrain.masking import PatchMask, blockwise_mask
-from pretrain.methods.base import Method, build_vit, drops_patches, forward_tokens, patch_tokens
+from pretrain.methods.base import Method, build_vit, drops_patches, forward_tokens, patch_tokens, pool_tokens
 from pretrain.methods.heads import ProjectionHead
 from pretrain.schedules import cosine, linear_warmup, resolve_steps
 
@@ -32,10 +32,6 @@ class Branch(nn.Module):
     @property
     def heads(self) -> list[ProjectionHead]:
         return [self.head] if self.patch_head is None else [self.head, self.patch_head]
-
-    def pooled(self, tokens: Tensor) -> Tensor:
-        """One vector per image, ``(n, D)``."""
-        return self.backbone.forward_head(tokens, pre_logits=True)
 
     def patch_logits(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Logits ``(M, K)`` of the patches at places ``(M,)`` of the flattened ``n N``."""
@@ -193,17 +189,18 @@ class DINO(Method):
 
         with torch.no_grad():
             teacher_tokens = forward_tokens(self.teacher.backbone, images)
-            embeddings = self.teacher.pooled(teacher_tokens)
+            embeddings = self.pooled(teacher_tokens)
             targets, entropy = self._targets(self.teacher.head(embeddings), self.centre, self.teacher_temperature)
 
         # One forward per resolution, and one of the head for all views.
+        student = self.student.backbone
         if masked is None:
-            student_tokens = forward_tokens(self.student.backbone, images)
+            student_tokens = forward_tokens(student, images)
         else:
-            student_tokens = forward_tokens(self.student.backbone, images, masked.mask, self.mask_token)
-        features = [self.student.pooled(student_tokens)]
+            student_tokens = forward_tokens(student, images, masked.mask, self.mask_token)
+        features = [pool_tokens(student, student_tokens)]
         if local_crops is not None:
-            features.append(self.student.pooled(forward_tokens(self.student.backbone, local_crops.flatten(0, 1))))
+            features.append(pool_tokens(student, forward_tokens(student, local_crops.flatten(0, 1))))
         logits = self.student.head(torch.cat(features))
 
         loss = dino_loss(

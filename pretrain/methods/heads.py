@@ -113,10 +113,10 @@ class Decoder(nn.Module):
         """
         prefix, visible = self.embed(prefix), self.embed(visible)
         patches = self.mask_token.to(visible.dtype).expand(len(visible), len(self.position), -1)
-        patches = patches.scatter(1, _rows(visible_at, visible), visible) + self.position
+        patches = patches.scatter(1, _row_index(visible_at, visible), visible) + self.position
         tokens = self.norm(self.blocks(torch.cat([prefix.to(patches.dtype), patches], dim=1)))
         tokens = tokens[:, prefix.shape[1] :]
-        return self.predict(tokens.gather(1, _rows(masked_at, tokens)))
+        return self.predict(take(tokens, masked_at))
 
 
 def sincos_position(grid: tuple[int, int], dim: int) -> Tensor:
@@ -133,6 +133,11 @@ def sincos_position(grid: tuple[int, int], dim: int) -> Tensor:
     return build_sincos2d_pos_embed(list(grid), dim, interleave_sin_cos=False)
 
 
-def _rows(places: Tensor, tokens: Tensor) -> Tensor:
+def take(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows ``(B, n, D)`` at places ``(B, n)`` of ``(B, N, D)``."""
+    return rows.gather(1, _row_index(places, rows))
+
+
+def _row_index(places: Tensor, tokens: Tensor) -> Tensor:
     """Places ``(B, n)`` as an index along dimension 1 of ``(B, N, D)``."""
     return places[..., None].expand(-1, -1, tokens.shape[-1])

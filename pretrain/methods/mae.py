@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pretrain.losses import feature_std, mae_loss, mae_targets
 from pretrain.masking import random_masking, visible_count
 from pretrain.methods.base import Method, build_vit, drops_patches, embed_tokens, encode_tokens, patch_tokens
-from pretrain.methods.heads import Decoder, sincos_position
+from pretrain.methods.heads import Decoder, sincos_position, take
 
 
 @MODELS.register_module()
@@ -102,11 +102,6 @@ class MAE(Method):
     def pooled(self, tokens: Tensor) -> Tensor:
         """Mean of the patch tokens: nothing trains the class token to summarise an image."""
         return patch_tokens(self.backbone, tokens).mean(dim=1)
-
-
-def take(rows: Tensor, places: Tensor) -> Tensor:
-    """Rows ``(B, n, D)`` at places ``(B, n)`` of ``(B, N, D)``."""
-    return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 @torch.no_grad()

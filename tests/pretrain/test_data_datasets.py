@@ -14,6 +14,7 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from pretrain.data import Draw, ImageFolder, PackedArrays, Scenes, collate_crops
+from pretrain.data.images import UndecodableImage
 from skipless.scenes import SceneSplit
 
 WHOLE = dict(type='centre', size=8, resize=8)
@@ -227,6 +228,20 @@ def test_damaged_packed_files_are_named_and_replaced(tmp_path):
     item = PackedArrays(path, WHOLE)[1]
     assert item['bad'][0] == f'{path}[train, 1]: not an image of a known format'
     assert item['index'] in (0, 2)
+
+
+def test_damaged_image_is_raised_anew_each_time_and_survives_pickling(tmp_path):
+    dataset = PackedArrays(saved(tmp_path, **pack([encode(1), b'no image', encode(3)])), WHOLE)
+    dataset = pickle.loads(pickle.dumps(dataset))  # as a started worker process gets it
+    raised = []
+    for _ in range(2):
+        with pytest.raises(UndecodableImage) as caught:
+            dataset.open(1)
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+    assert str(raised[0]) == f'{dataset.name_of(1)}: not an image of a known format'
+    copy = pickle.loads(pickle.dumps(raised[0]))
+    assert (str(copy), copy.reason) == (str(raised[0]), 'not an image of a known format')
 
 
 def test_cifar10(shared_data):

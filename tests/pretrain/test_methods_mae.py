@@ -6,8 +6,7 @@ from torch import nn
 from pretrain.losses import patchify
 from pretrain.methods import MAE
 from pretrain.methods import mae as mae_module
-from pretrain.methods.heads import Decoder, sincos_position
-from pretrain.methods.mae import take
+from pretrain.methods.heads import Decoder, sincos_position, take
 from skipless import architecture
 
 BACKBONE = dict(name='skipless_vit_test_patch4_32', img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2)

@@ -22,8 +22,10 @@ from mmengine.config import Config
 from PIL import Image
 
 from pretrain import checkpoint
+from pretrain.data import ImageFolder
+from pretrain.hooks import MonitorHook
 from pretrain.launch import launch, read_config
-from pretrain.runner import PretrainRunner, check_keys, derived_seed
+from pretrain.runner import PretrainRunner, check_keys, check_labels, derived_seed
 from skipless.checkpoint import read_backbone, read_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -203,8 +205,13 @@ def test_resume_takes_optimizer_options_from_the_config(config, tmp_path):
     path, work = config(), tmp_path / 'run'
     decay = 'default_hooks.schedule.final_weight_decay=0.5'
     assert launch(path, str(work), cfg_options=[decay, 'train_cfg.max_iters=4']) == 0
-    assert launch(path, str(work), resume='auto', cfg_options=['optim_wrapper.optimizer.betas=[0.5,0.5]']) == 0
-    groups = read_checkpoint(checkpoint.checkpoint_path(work, 8))['optimizer']['optimizer']['param_groups']
+    options = ['optim_wrapper.optimizer.betas=[0.5,0.5]', 'optim_wrapper.optimizer.precondition_frequency=2']
+    assert launch(path, str(work), resume='auto', cfg_options=options) == 0
+    optimizer = read_checkpoint(checkpoint.checkpoint_path(work, 8))['optimizer']['optimizer']
+    # SOAP keeps copies of its own beside the groups.
+    copies = {(state['precondition_frequency'], state['shampoo_beta']) for state in optimizer['state'].values()}
+    assert copies == {(2, 0.5)}
+    groups = optimizer['param_groups']
     assert {tuple(group['betas']) for group in groups} == {(0.5, 0.5)}
     assert max(group['weight_decay'] for group in groups) == 0.05
 
@@ -240,7 +247,7 @@ def test_label_without_an_output_is_named(config, tmp_path, capfd):
     model = "dict(type='Supervised', num_classes=2, backbone=backbone, data_preprocessor=dict(type='DeviceAugment'))"
     Path(written).write_text(text[: text.index('model = ')] + f'model = {model}\n')
     assert launch(written, str(tmp_path / 'run')) == 2
-    assert re.search(r'data.npz: image 2 has label 5 and model.num_classes is 2', capfd.readouterr().err)
+    assert re.search(r'data.npz\[train, 2\] has label 5 and model.num_classes is 2', capfd.readouterr().err)
 
 
 def test_damaged_newest_checkpoint_falls_back(config, tmp_path):
@@ -517,6 +524,54 @@ def test_launcher_that_started_nothing_is_named(config, tmp_path, capfd, monkeyp
     for launcher, program in (('pytorch', 'torchrun'), ('slurm', 'srun')):
         assert launch(config(), str(tmp_path / 'run'), launcher=launcher) == 2
         assert f'start it with {program}' in capfd.readouterr().err
+
+
+def test_label_without_an_output_names_the_file_of_a_folder(tmp_path):
+    for name in ('ape', 'bee', 'cat'):
+        (tmp_path / name).mkdir()
+        Image.new('RGB', (9, 9)).save(tmp_path / name / '0.png')
+    dataset = ImageFolder(tmp_path, dict(type='centre', size=8, resize=8))
+    method = SimpleNamespace(num_classes=2)
+    with pytest.raises(ValueError, match=r'cat/0\.png has label 2 and model\.num_classes is 2'):
+        check_labels(dataset, method)
+
+
+def test_method_without_a_preprocessor_trains(config, tmp_path):
+    path = config(p=(", data_preprocessor=dict(type='DeviceAugment', views='flip')", ''))
+    assert 'data_preprocessor' not in Path(path).read_text()
+    assert launch(path, str(tmp_path / 'run'), cfg_options=['train_cfg.max_iters=2']) == 0
+
+
+def test_recorded_losses_are_means_since_the_record_before(config, tmp_path):
+    every, third = tmp_path / 'every', tmp_path / 'third'
+    options = ['train_cfg.max_iters=8', 'default_hooks.checkpoint.interval=3', 'default_hooks.monitor.interval=3']
+    path = config('DINO')
+    assert launch(path, str(every), cfg_options=options[:2]) == 0
+    assert launch(path, str(third), cfg_options=options) == 0
+    singles = losses(every)
+    means = {3: [1, 2, 3], 6: [4, 5, 6], 8: [7, 8]}
+    expected = {step: sum(singles[i] for i in steps) / len(steps) for step, steps in means.items()}
+    assert losses(third) == pytest.approx(expected, rel=1e-12)
+    # A run that is resumed at a record goes on with the same records.
+    whole = losses(third)
+    checkpoint.checkpoint_path(third, 8).unlink()
+    assert launch(path, str(third), resume='auto', cfg_options=options) == 0
+    assert losses(third) == whole
+
+
+def test_other_ranks_measure_no_statistics():
+    assert MonitorHook()._statistics(SimpleNamespace(rank=1)) == {}
+
+
+def test_gradient_counts_as_non_finite_only_once_the_loss_scale_has_settled():
+    hook = MonitorHook(patience=1)
+    values = dict(loss=1.0, grad_norm=math.inf, lr=1e-3)
+    runner = SimpleNamespace(iter=0, logger=logging.getLogger('x'), optim_wrapper=SimpleNamespace(settling=True))
+    hook._check_finite(runner, values)
+    assert hook.non_finite == 0
+    runner.optim_wrapper.settling = False
+    with pytest.raises(ValueError, match='grad_norm stayed non-finite'):
+        hook._check_finite(runner, values)
 
 
 @pytest.mark.parametrize('path', sorted((REPOSITORY / 'configs' / 'pretrain').glob('*.py')), ids=lambda p: p.stem)
