@@ -1,6 +1,6 @@
 """Multi-crop loading for DINO: our pipeline against one in the style of the official code, on one core.
 
-    python benchmarks/dino_loader.py --root FOLDER [--images 200] [--rounds 3]
+    python benchmarks/dino_loader.py --root FOLDER [--images 100] [--rounds 3]
 
 The naive pipeline decodes with Pillow and runs torchvision's transforms crop by crop, as
 facebookresearch/dino does: 2 crops of 224 and 8 of 96 pixels, flip, colour jitter, gray, blur, solarise,

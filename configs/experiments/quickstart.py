@@ -22,6 +22,7 @@ arms = dict(
             model=dict(backbone=_skip),
             optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
         ),
+        baseline='random_skip',
     ),
     skipless_soap=dict(
         label='skipless + init + SOAP',
@@ -30,6 +31,7 @@ arms = dict(
             model=dict(backbone=dict(**_skipless, init='distinct')),
             optim_wrapper=dict(optimizer=dict(type='SOAP', lr=1e-3)),
         ),
+        baseline='random',
     ),
     control=dict(
         label='skipless + default init + AdamW',
@@ -38,12 +40,11 @@ arms = dict(
             model=dict(backbone=dict(**_skipless, init='timm')),
             optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
         ),
+        baseline='random',
     ),
-    # The skipless network with its init, before it has learned anything.
-    random=dict(
-        label='random weights',
-        backbone=dict(**_skipless, init='distinct'),
-    ),
+    # The networks before they have learned anything.
+    random_skip=dict(label='random weights, skip', backbone=_skip),
+    random=dict(label='random weights, skipless', backbone=dict(**_skipless, init='distinct')),
 )
 
 _scenes = dict(size=_size, length=2000)

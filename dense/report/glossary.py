@@ -11,7 +11,7 @@ TERMS = {
     'arm': 'One side of the comparison: an architecture, its initialisation and its optimizer. What else '
     'differs is listed under "What differs".',
     'baseline': 'A network with random weights that was never pretrained, probed like the others. What an '
-    'arm has learned is its lead over this.',
+    'arm has learned is its lead over the one of its own architecture.',
     'probe': 'A linear head trained on the frozen backbone, so that the score speaks of the features.',
     'single-layer, multi-scale': 'The probe reads the features of one block, or of several blocks concatenated.',
     'seed': 'What all random choices of a run follow from. Differences smaller than the spread over seeds mean little.',
