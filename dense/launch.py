@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
 from mmengine.config import Config
 from mmengine.dist import master_only
 from mmengine.logging import print_log
@@ -23,7 +22,7 @@ from torch import nn
 
 from dense.hooks import SummaryHook, check_tag
 from skipless.checkpoint import read_checkpoint
-from skipless.distributed import leave_process_group
+from skipless.distributed import exit_failed_rank, join_process_group, leave_process_group
 
 Options = Mapping[str, Any]
 
@@ -174,14 +173,9 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     _check_schedule(cfg)
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)
     cfg.launcher = launcher
+    join_process_group(launcher)
     if launcher != 'none' and not torch.cuda.is_available():
-        # mmengine would select a CUDA device first, and torch has no SyncBatchNorm on CPUs.
-        if launcher != 'pytorch':
-            raise ValueError(
-                f'--launcher {launcher} needs a GPU for each task; on CPUs use torchrun with --launcher pytorch'
-            )
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group('gloo')
+        # torch has no SyncBatchNorm on CPUs.
         cfg.sync_bn = None
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='SharedStatisticsHook')]
     return cfg
@@ -193,16 +187,21 @@ def run(function: Callable[..., Any], **words: Any) -> int:
     Returns:
         The process's exit status: 0, or 2 for bad input.
     """
+    launched = words.get('launcher', 'none') != 'none'
     try:
         function(**words)
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
+            if launched:
+                exit_failed_rank(1, traceback.format_exc())
             raise
-        sys.stderr.write(f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n')
+        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n'
+        if launched:
+            exit_failed_rank(2, message)
+        sys.stderr.write(message)
         return 2
-    finally:
-        if words.get('launcher', 'none') != 'none':
-            leave_process_group()
+    if launched:
+        leave_process_group()
     return 0
 
 

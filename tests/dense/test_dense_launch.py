@@ -87,9 +87,9 @@ def test_one_data_root_is_that_of_all_three_datasets() -> None:
     assert cfg.test_dataloader.dataset.split == 'test'
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='speaks of machines without a GPU')
-def test_slurm_without_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match='--launcher slurm needs a GPU'):
+def test_a_launcher_that_did_not_start_this_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('SLURM_PROCID', raising=False)
+    with pytest.raises(ValueError, match="launcher 'slurm': SLURM_PROCID is not set in the environment"):
         read_config(SEG, None, {}, 'slurm')
 
 

@@ -243,6 +243,15 @@ def test_depths_are_written_in_millimetres(tmp_path: Path) -> None:
     assert written.tolist() == [[1234, 0, 65535]]
 
 
+def test_predictions_of_images_of_one_name_in_two_folders_are_both_written(tmp_path: Path) -> None:
+    metric = DepthErrors(output_dir=str(tmp_path))
+    metric.dataset_meta = dict(image_folder='images')
+    ones = np.ones((1, 1))
+    metric.process({}, [depth_sample(n * ones, ones, img_path=f'images/{f}/a.jpg') for n, f in ((1, 'x'), (2, 'y'))])
+    values = {path.parent.name: np.array(Image.open(path)).item() for path in tmp_path.rglob('*.png')}
+    assert values == {'x': 1000, 'y': 2000}
+
+
 @pytest.mark.parametrize(
     'options', [dict(metrics=['rsme']), dict(metrics=[]), dict(min_depth=0.0), dict(max_depth=1e-4), dict(crop='garg')]
 )
