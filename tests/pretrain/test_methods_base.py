@@ -31,6 +31,9 @@ METHODS = {
 }
 
 
+SIZES = {'global': 16, 'local': 8}
+
+
 def batch(local=True):
     return dict(
         global_crops=torch.randn(2, 3, 3, 16, 16),
@@ -83,8 +86,11 @@ def test_one_train_step_through_mmengine_in_bfloat16(method):
     optimizer = OptimWrapper(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3))
     before = [p.clone() for p in model.monitored_backbone.parameters()]
     model.set_schedule(0, 4)
+    # As a loader gives it: 8-bit and image-major, which the default preprocessor turns round.
+    crops = {f'{group}_crops': torch.randint(256, (3, 2, 3, size, size)).byte() for group, size in SIZES.items()}
+    loaded = dict(crops, label=torch.tensor([0, 1, 2]), index=torch.arange(3))
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        log = model.train_step(batch(), optimizer)
+        log = model.train_step(loaded, optimizer)
     model.after_optimizer_step()
     assert log['loss'].isfinite()
     assert all(p.dtype == torch.float32 for p in model.parameters())
