@@ -187,20 +187,17 @@ def run(function: Callable[..., Any], **words: Any) -> int:
     Returns:
         The process's exit status: 0, or 2 for bad input.
     """
-    launched = words.get('launcher', 'none') != 'none'
     try:
         function(**words)
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
-            if launched:
-                exit_failed_rank(1, traceback.format_exc())
+            exit_failed_rank(1, traceback.format_exc())
             raise
         message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n'
-        if launched:
-            exit_failed_rank(2, message)
+        exit_failed_rank(2, message)
         sys.stderr.write(message)
         return 2
-    if launched:
+    if words.get('launcher', 'none') != 'none':
         leave_process_group()
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import torch
@@ -139,7 +140,8 @@ class EvaluationHook(Hook):
                 right.append(classify(embedded).argmax(dim=1) == label)
         bad = list(itertools.chain(*all_gather_object(bad)))
         if bad:
-            print_log(f'evaluation: {len(bad)} images could not be read and were replaced: {bad[0]}', 'current', 30)
+            message = f'evaluation: {len(bad)} images could not be read and were replaced: {bad[0]}'
+            print_log(message, 'current', logging.WARNING)
         size = len(loader.dataset)  # type: ignore[arg-type]
         known = gather(torch.cat(labels), size)
         if (known < 0).any():

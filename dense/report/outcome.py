@@ -97,10 +97,9 @@ def _entry(results: Results, arm: str, column: str, best: bool) -> Markup:
         parts.append(element('span', f' ± {show(cell.spread, metric)}', class_='spread'))
     delta = results.baseline_difference(arm, column)
     if delta is not None:
-        direction = (
-            '' if metric.higher_is_better is None else ' up' if (delta > 0) is metric.higher_is_better else ' down'
-        )
-        parts.append(element('span', f'{delta:+.{metric.digits}f}', class_=f'delta{direction}'))
+        better = None if metric.higher_is_better is None else (delta > 0) is metric.higher_is_better
+        look = {True: 'delta up', False: 'delta down', None: 'delta'}[better]
+        parts.append(element('span', f'{delta:+.{metric.digits}f}', class_=look))
     seeds = len(results.comparison.seeds)
     if len(cell.values) < seeds:
         parts.append(element('span', f'{len(cell.values)} of {seeds} seeds', class_='delta', title=reasons))
