@@ -145,7 +145,7 @@ def load(path: Path, options: Mapping[str, Any] | None = None) -> Comparison:
     """Read and check a comparison config. Paths in it are relative to the config file.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: in one sentence, what is wrong with which key.
+        FileNotFoundError, ValueError: in one sentence, what is wrong with which key.
     """
     if not path.is_file():
         raise FileNotFoundError(f'no comparison config at {path}')
@@ -294,7 +294,7 @@ def _seeds(given: Any, where: str) -> tuple[int, ...]:
 
 def _mapping(entry: Any, where: str) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
-        raise TypeError(f'{where} must be a dict, not {entry!r}')
+        raise ValueError(f'{where} must be a dict, not {entry!r}')
     return dict(entry)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -22,6 +21,8 @@ from mmseg.registry import HOOKS
 from mmseg.structures import SegDataSample
 
 import skipless
+from skipless.checkpoint import check_architecture
+from skipless.files import write_json
 
 
 @HOOKS.register_module()
@@ -60,7 +61,7 @@ class SummaryHook(Hook):
             checkpoint['meta']['architecture'] = skipless.architecture(vit)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        check_tag(_network(runner), checkpoint.get('meta', {}))
+        check_backbone(_network(runner), checkpoint.get('meta', {}), runner._load_from or runner.work_dir)
 
     @master_only
     def _write(self, runner: Runner, name: str) -> None:
@@ -71,7 +72,7 @@ class SummaryHook(Hook):
             runner.logger.warning(f'not finite, and no result therefore: {", ".join(lost)}; the model has diverged')
         summary = {
             'status': 'finished',
-            'metrics': metrics | dict.fromkeys(lost),
+            'metrics': metrics,
             'iterations': runner.iter,
             'seed': runner.seed,
             'parameters': sum(p.numel() for p in parameters),
@@ -79,10 +80,7 @@ class SummaryHook(Hook):
             'cpu_seconds': round(_cpu_seconds(), 2),
             'wall_seconds': round(time.monotonic() - self.started, 2),
         }
-        target = Path(runner.work_dir) / name
-        temporary = target.with_name(f'{name}.tmp')
-        temporary.write_text(json.dumps(summary, indent=2, allow_nan=False))
-        os.replace(temporary, target)
+        write_json(Path(runner.work_dir) / name, summary)
 
 
 @HOOKS.register_module()
@@ -98,7 +96,7 @@ class FiniteLossHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
-            loss = float(outputs['loss'])
+            loss = float(outputs['loss'].detach())
             if not math.isfinite(loss):
                 raise ValueError(
                     f'the loss is {loss} at iteration {runner.iter + 1}; lower optim_wrapper.optimizer.lr, and go on '
@@ -106,18 +104,11 @@ class FiniteLossHook(Hook):
                 )
 
 
-def check_tag(network: Any, meta: Mapping[str, Any]) -> None:
+def check_backbone(network: Any, meta: Mapping[str, Any], path: str | Path) -> None:
     """Raise `ValueError` when a stage-2 checkpoint's backbone is of another architecture than the model's."""
     vit, held = getattr(network.backbone, 'vit', None), meta.get('architecture')
-    if vit is None or held is None:
-        return
-    wanted = skipless.architecture(vit)
-    for key in ('attention_skip', 'mlp_skip', 'num_heads'):
-        if held[key] != wanted[key]:
-            raise ValueError(
-                f'the checkpoint was trained with a backbone of {key}={held[key]} and the config builds one of '
-                f'{key}={wanted[key]}; the names and shapes would fit but not the features'
-            )
+    if vit is not None and held is not None:
+        check_architecture(vit, held, path)
 
 
 def _network(runner: Runner) -> Any:

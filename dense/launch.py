@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
-import os
-import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +16,11 @@ from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
-from dense.hooks import SummaryHook, check_tag
+from dense.hooks import SummaryHook, check_backbone
 from skipless.checkpoint import read_checkpoint
-from skipless.distributed import exit_failed_rank, join_process_group, leave_process_group
+from skipless.command_line import check_options
+from skipless.distributed import join_process_group
+from skipless.files import appears_whole
 
 Options = Mapping[str, Any]
 
@@ -45,11 +43,8 @@ class DenseRunner(Runner):
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **words: Any) -> None:
         """As mmengine's, but a checkpoint appears whole or not at all."""
-        part, target = Path(out_dir) / f'{filename}.part', Path(out_dir) / filename
-        super().save_checkpoint(out_dir, part.name, *args, **words)
-        with part.open('rb') as file:
-            os.fsync(file.fileno())
-        part.replace(target)
+        with appears_whole(Path(out_dir) / filename) as part:
+            super().save_checkpoint(out_dir, part.name, *args, **words)
 
 
 def train(
@@ -141,7 +136,7 @@ def evaluate(
     model = runner.model
     while is_model_wrapper(model) or (tta and hasattr(model, 'module')):
         model = model.module
-    check_tag(model, content.get('meta', {}))
+    check_backbone(model, content.get('meta', {}), checkpoint)
     try:
         model.load_state_dict(content['state_dict'])
     except RuntimeError as error:
@@ -160,8 +155,7 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     if not Path(config).is_file():
         raise FileNotFoundError(f'config {config} does not exist')
     cfg = Config.fromfile(config)
-    for key in cfg_options or {}:
-        _check_option(key, cfg)
+    check_options(cfg_options or {}, cfg.to_dict(), {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS})
     planned = cfg.get('train_cfg', {}).get('max_iters')
     cfg.merge_from_dict(dict(cfg_options or {}))
     for stage in ('train', 'val', 'test') if 'data_root' in (cfg_options or {}) else ():
@@ -179,52 +173,6 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
         cfg.sync_bn = None
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='SharedStatisticsHook')]
     return cfg
-
-
-def run(function: Callable[..., Any], **words: Any) -> int:
-    """Call `train` or `evaluate` and turn an exception that speaks about the input into one line.
-
-    Returns:
-        The process's exit status: 0, or 2 for bad input.
-    """
-    try:
-        function(**words)
-    except Exception as error:
-        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
-            exit_failed_rank(1, traceback.format_exc())
-            raise
-        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n'
-        exit_failed_rank(2, message)
-        sys.stderr.write(message)
-        return 2
-    if words.get('launcher', 'none') != 'none':
-        leave_process_group()
-    return 0
-
-
-def _check_option(key: str, cfg: Config) -> None:
-    """Refuse a key that is surely a slip, which mmengine would put into the config without any effect."""
-    node: Any = cfg.to_dict()
-    *parents, leaf = key.split('.')
-    for depth, name in enumerate(parents):
-        if not isinstance(node, dict):
-            return  # a position in a list; mmengine checks it
-        if name not in node:
-            near = difflib.get_close_matches(name, list(node), n=1)
-            if depth and not near:
-                return  # a new entry, such as optim_wrapper.clip_grad.max_norm
-            hint = f'; did you mean {".".join([*parents[:depth], near[0]])!r}?' if near else ''
-            raise ValueError(f'--cfg-options {key}: no {".".join(parents[: depth + 1])!r} in the config{hint}')
-        node = node[name]
-    known = {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS}
-    if not parents and leaf in cfg and leaf not in known:
-        raise ValueError(
-            f'--cfg-options {key}: other keys were made from it when the config was read, so it would change nothing; '
-            'set those that hold it (data_root alone is passed on)'
-        )
-    if not parents and leaf not in known:
-        near = difflib.get_close_matches(leaf, known, n=1)
-        raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
 def _stretch_schedule(cfg: Config, planned: int | None) -> None:
@@ -291,17 +239,3 @@ def _newest_readable(checkpoints: list[Path]) -> Path | None:
 
 def _metrics(runner: Runner) -> dict[str, Any]:
     return next((dict(hook.metrics) for hook in runner.hooks if isinstance(hook, SummaryHook)), {})
-
-
-def _is_bad_input(error: Exception) -> bool:
-    """Whether an exception speaks about input: by its type, or raised while a registry built an object."""
-    frames = traceback.walk_tb(error.__traceback__)
-    built = any('mmengine/registry' in Path(frame.f_code.co_filename).as_posix() for frame, _ in frames)
-    return isinstance(error, (ValueError, FileNotFoundError)) or built
-
-
-def _sentence(error: BaseException) -> str:
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if 'Original Traceback' in text:  # from a data worker: its last line is the message
-        text = text.strip().splitlines()[-1].partition(': ')[2]
-    return ' '.join(text.split()) or type(error).__name__

@@ -28,6 +28,7 @@ from typing import Any
 from mmengine.config import DictAction
 
 from dense.comparison import PRETRAIN, Arm, Comparison, Probe, flatten, read_config
+from skipless.files import write_json
 
 RECORD = 'run.json'
 SUMMARY = 'summary.json'
@@ -92,10 +93,7 @@ class Run:
     def remember(self, **entries: Any) -> None:
         """Add ``entries`` to ``run.json``."""
         record = self.record() | {'fingerprint': self.fingerprint, 'on': self._source()} | entries
-        path = self.directory / RECORD
-        temporary = path.with_suffix('.tmp')
-        temporary.write_text(json.dumps(record, indent=1, default=str), encoding='utf-8')
-        temporary.replace(path)
+        write_json(self.directory / RECORD, record)
 
     def check(self) -> None:
         """Raise `ValueError` if the directory holds files that no comparison wrote."""

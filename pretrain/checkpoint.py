@@ -9,7 +9,6 @@ No random state is stored: every random number of a run derives from its seed, t
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from mmengine.logging import print_log
 
 from skipless.checkpoint import read_checkpoint
+from skipless.files import appears_whole, write_text
 
 _NAME = re.compile(r'step_(\d{8})\.pth')
 POINTER = 'last_checkpoint'
@@ -31,7 +31,8 @@ def checkpoint_path(directory: str | Path, iteration: int) -> Path:
 
 def save(state: dict[str, Any], path: Path, keep: int) -> None:
     """Write a checkpoint, whole or not at all whenever the process is killed, then drop the oldest beyond ``keep``."""
-    write_atomically(path, lambda file: torch.save(state, file))
+    with appears_whole(path) as part:
+        torch.save(state, part)
     _point_to(path)
     for old in list(checkpoints(path.parent))[keep:]:
         old.unlink(missing_ok=True)
@@ -68,24 +69,5 @@ def set_aside(directory: str | Path, iteration: int) -> None:
             _point_to(newest)
 
 
-def remove_unfinished(directory: str | Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote; only while no other process writes."""
-    for path in Path(directory).glob('.*.part'):
-        path.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Call ``write(file)`` on a temporary file beside ``path``, flush it to disk and rename it into place."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
-    try:
-        with open(temporary, 'wb') as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _point_to(path: Path) -> None:
-    write_atomically(path.with_name(POINTER), lambda file: file.write(path.name.encode()))
+    write_text(path.with_name(POINTER), path.name)

@@ -20,6 +20,7 @@ from pretrain.losses import feature_std
 from pretrain.runner import PretrainRunner, plain
 from pretrain.schedules import cosine, resolve_steps, warmup_cosine
 from skipless import architecture
+from skipless.files import finite, write_json, write_text
 from skipless.tokens import block_statistics
 
 
@@ -160,7 +161,7 @@ class MonitorHook(Hook):
         self.latest.update(values)
         record = {'step': step, 'time': round(time.time() - self.started, 3), **values}
         with open(self.path, 'a') as file:
-            file.write(json.dumps(_finite_or_none(record)) + '\n')
+            file.write(json.dumps(finite(record)) + '\n')
         scalars = {}
         for key, value in values.items():
             if isinstance(value, list):
@@ -229,8 +230,7 @@ class MonitorHook(Hook):
             'cpu_seconds': round(cpu, 1),
             'wall_seconds': round(wall, 1),
         }
-        text = json.dumps(_finite_or_none(summary), indent=1)
-        checkpoint.write_atomically(self.path.with_name('summary.json'), lambda file: file.write(text.encode()))
+        write_json(self.path.with_name('summary.json'), summary)
 
     def _forget_after(self, step: int) -> None:
         """Drop records beyond the iteration that the run starts from, and a half-written last line."""
@@ -245,7 +245,7 @@ class MonitorHook(Hook):
                 if record['step'] <= step and step > 0:
                     kept.append(line + '\n')
                     self.latest.update({k: v for k, v in record.items() if k not in ('step', 'time')})
-        checkpoint.write_atomically(self.path, lambda file: file.write(''.join(kept).encode()))
+        write_text(self.path, ''.join(kept))
         self.path.with_name('summary.json').unlink(missing_ok=True)
 
 
@@ -317,12 +317,3 @@ class BadFilesHook(Hook):
 
 def _accumulation(runner: PretrainRunner) -> int:
     return runner.optim_wrapper._accumulative_counts
-
-
-def _finite_or_none(value: Any) -> Any:
-    """JSON has no infinities."""
-    if isinstance(value, dict):
-        return {key: _finite_or_none(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite_or_none(item) for item in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else None

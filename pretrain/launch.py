@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import sys
-import traceback
 from pathlib import Path
 
 import torch
@@ -13,7 +9,8 @@ from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS, init_default_scope
 
 from pretrain.runner import KEYS
-from skipless.distributed import exit_failed_rank, join_process_group, leave_process_group
+from skipless.command_line import check_options, run_command
+from skipless.distributed import join_process_group
 
 
 def launch(
@@ -38,24 +35,15 @@ def launch(
     Returns:
         The process's exit status: 0, or 2 for bad input.
     """
-    runner = None
-    try:
-        cfg = read_config(config, work_dir, resume, launcher, amp, cfg_options or [])
-        join_process_group(launcher)
-        runner = RUNNERS.build(cfg)
-        runner.train()
-    except Exception as error:
-        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error, getattr(runner, 'training_began', False)):
-            exit_failed_rank(1, traceback.format_exc())
-            raise
-        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_sentence(error)}\n'
-        exit_failed_rank(2, message)
-        sys.stderr.write(message)
-        return 2
-    if launcher != 'none':
-        runner = None
-        leave_process_group()
-    return 0
+    return run_command(_train, config, work_dir, resume, launcher, amp, cfg_options or [])
+
+
+def _train(
+    config: str, work_dir: str | None, resume: str | None, launcher: str, amp: bool, cfg_options: list[str]
+) -> None:
+    cfg = read_config(config, work_dir, resume, launcher, amp, cfg_options)
+    join_process_group(launcher)
+    RUNNERS.build(cfg).train()
 
 
 def read_config(
@@ -69,12 +57,7 @@ def read_config(
         if '=' not in option:
             raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
     options = dict(option.split('=', 1) for option in cfg_options)
-    known = {*cfg, *KEYS}
-    for key in options:
-        root = key.split('.')[0]
-        if root not in known:
-            near = difflib.get_close_matches(root, known, n=1)
-            raise ValueError(f'--cfg-options {key}: no such key' + (f'; did you mean {near[0]!r}?' if near else ''))
+    check_options(options, cfg.to_dict(), KEYS)
     cfg.merge_from_dict({key: DictAction._parse_iterable(value) for key, value in options.items()})
     init_default_scope('mmengine')
     cfg.launcher = launcher
@@ -86,18 +69,3 @@ def read_config(
         bfloat16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
         cfg.optim_wrapper.precision = 'bfloat16' if bfloat16 else 'float16'
     return cfg
-
-
-def _is_bad_input(error: Exception, training_began: bool) -> bool:
-    """Whether an exception speaks about input: raised as such, or while objects were made from the config."""
-    if isinstance(error, (ValueError, FileNotFoundError)):
-        return True
-    return not training_began and isinstance(error, (TypeError, KeyError, AttributeError, AssertionError, OSError))
-
-
-def _sentence(error: BaseException) -> str:
-    """An exception's message on one line, without the quotes that a KeyError puts around it."""
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if 'Original Traceback' in text:  # from a data worker: its last line is the message
-        text = text.strip().splitlines()[-1].partition(': ')[2]
-    return ' '.join(text.split()) or type(error).__name__

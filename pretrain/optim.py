@@ -122,6 +122,7 @@ class PretrainOptimConstructor:
 
     def __call__(self, model: nn.Module) -> PretrainOptimWrapper:
         config = dict(self.config)
-        config.pop('type', None)
+        config.setdefault('type', 'PretrainOptimWrapper')
         method: Any = model.module if is_model_wrapper(model) else model
-        return PretrainOptimWrapper(build_optimizer(method, **config.pop('optimizer')), method, **config)
+        optimizer = build_optimizer(method, **config.pop('optimizer'))
+        return OPTIM_WRAPPERS.build(config, default_args=dict(optimizer=optimizer, method=method))

@@ -23,7 +23,8 @@ from pretrain import checkpoint
 from pretrain.data import check_batch
 from pretrain.methods.base import Method
 from skipless import architecture
-from skipless.checkpoint import read_checkpoint
+from skipless.checkpoint import check_architecture, read_checkpoint
+from skipless.files import remove_unfinished
 
 # Keys of a config that mean something to the Runner or to us.
 KEYS = {
@@ -86,7 +87,6 @@ class PretrainLoop(IterBasedTrainLoop):
         return super().run()
 
     def run_iter(self, data_batch: Any) -> None:
-        self.runner.training_began = True
         torch.manual_seed(derived_seed(self.runner.seed, self._iter, self.runner.rank))
         super().run_iter(data_batch)
 
@@ -107,7 +107,6 @@ class PretrainRunner(Runner):
 
     _has_loaded: bool
     _resume: bool | str
-    training_began = False
     #: CPU and wall seconds of the processes that this run continues.
     spent: tuple[float, float] = (0.0, 0.0)
 
@@ -161,7 +160,7 @@ class PretrainRunner(Runner):
             if self.rank == 0:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    checkpoint.remove_unfinished(self.work_dir)
+                    remove_unfinished(self.work_dir)
                 except BlockingIOError as error:
                     raise ValueError(
                         f'another process is training in {self.work_dir}; wait for it or choose another --work-dir'
@@ -234,9 +233,11 @@ class PretrainRunner(Runner):
             raise ValueError(
                 f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {meta.get("method")!r})'
             )
-        held, wanted = meta.get('architecture'), architecture(self.method.monitored_backbone)
+        backbone = self.method.monitored_backbone
+        check_architecture(backbone, meta.get('architecture'), path)
+        held, wanted = (tag.get('grid_size') for tag in (meta.get('architecture') or {}, architecture(backbone)))
         if held != wanted:
-            raise ValueError(f'{path} holds a backbone with {held} and the config asks for {wanted}')
+            raise ValueError(f'{path} holds positions of a {held} grid of patches and the config asks for {wanted}')
         if resume:
             self._check_unchanged(path, meta)
         try:

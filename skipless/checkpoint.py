@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from safetensors import safe_open
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from skipless.block import architecture, describe_architecture
 
@@ -158,7 +159,7 @@ def load_backbone(
             is unchanged then.
     """
     weights = read_backbone(path, which)
-    _check_architecture(model, weights, path)
+    check_architecture(model, weights.architecture, path)
     target = model.state_dict()
     source = {k: v for k, v in weights.state_dict.items() if k in target or not k.startswith(_CLASSIFIER)}
     resampled = _resample_position(model, source, (weights.architecture or {}).get('grid_size'))
@@ -183,20 +184,31 @@ def load_backbone(
     return report
 
 
-def _check_architecture(model: VisionTransformer, weights: BackboneWeights, path: str | Path) -> None:
+def check_architecture(model: nn.Module, held: Mapping[str, Any] | None, path: str | Path) -> None:
+    """Refuse weights whose names and shapes may fit the model, and their features not.
+
+    Args:
+        model: The ViT that the weights are for.
+        held: Their tag, as `architecture` gives it; without one they are taken for those of a ViT with skips, as every
+            public ViT's are.
+        path: Where they come from, for the message.
+
+    Raises:
+        ValueError: The skips or the number of heads differ.
+    """
     wanted = architecture(model)
-    held = {'attention_skip': True, 'mlp_skip': True, **(weights.architecture or {})}
-    if held.get('num_heads', wanted['num_heads']) != wanted['num_heads']:
+    tag = {'attention_skip': True, 'mlp_skip': True, **(held or {})}
+    if tag.get('num_heads', wanted['num_heads']) != wanted['num_heads']:
         raise ValueError(
-            f'checkpoint {path} holds a ViT with {held["num_heads"]} attention heads and the model has '
-            f'{wanted["num_heads"]}; the shapes would fit but not the features, so set num_heads={held["num_heads"]}'
+            f'checkpoint {path} holds a ViT with {tag["num_heads"]} attention heads and the model has '
+            f'{wanted["num_heads"]}; the shapes would fit but not the features, so set num_heads={tag["num_heads"]}'
         )
-    if any(held[skip] != wanted[skip] for skip in ('attention_skip', 'mlp_skip')):
-        untagged = '' if weights.architecture else ' (it carries no tag, as public ViTs, which have skips)'
+    if any(tag[skip] != wanted[skip] for skip in ('attention_skip', 'mlp_skip')):
+        untagged = '' if held else ' (it carries no tag, as public ViTs, which have skips)'
         raise ValueError(
-            f'checkpoint {path} holds a {describe_architecture(held)} ViT{untagged} and the model is '
+            f'checkpoint {path} holds a {describe_architecture(tag)} ViT{untagged} and the model is '
             f'{describe_architecture(wanted)}; the names would fit but the features be meaningless, so build the model '
-            f'with attention_skip={held["attention_skip"]}, mlp_skip={held["mlp_skip"]}'
+            f'with attention_skip={tag["attention_skip"]}, mlp_skip={tag["mlp_skip"]}'
         )
 
 

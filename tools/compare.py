@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import shlex
 import sys
 import warnings
@@ -23,6 +22,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     from dense.jobs import execute
     from dense.report import write_report
     from dense.runs import describe, plan
+    from skipless.command_line import run_command
 
 
 def parse_args() -> argparse.Namespace:
@@ -35,20 +35,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    args = parse_args()
     try:
-        return compare(args)
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        if os.environ.get('SKIPLESS_TRACEBACK'):
-            raise
-        print(f'error: {error}\n(set SKIPLESS_TRACEBACK=1 to see where it was raised)', file=sys.stderr)
-        return 2
+        return run_command(compare, parse_args())
     except KeyboardInterrupt:
         print('interrupted; what has finished is kept, the same command goes on from there', file=sys.stderr)
         return 130
 
 
-def compare(args: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> None:
     comparison = load(args.config, args.cfg_options)
     work_dir = (args.work_dir or Path('work_dirs') / args.config.stem).resolve()
     runs = plan(comparison, work_dir)
@@ -58,7 +52,8 @@ def compare(args: argparse.Namespace) -> int:
     print('writing the report', flush=True)
     report = write_report(comparison, runs, work_dir, 'python ' + shlex.join(sys.argv))
     print(f'\n{report.text}\n\nreport: {report.page}')
-    return 0 if outcome.complete else 1
+    if not outcome.complete:
+        sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -12,7 +12,8 @@ from mmengine.config import DictAction
 # So that the packages are found from a checkout that was not installed.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from dense.launch import run, train  # noqa: E402
+from dense.launch import train  # noqa: E402
+from skipless.command_line import run_command  # noqa: E402
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,4 +38,4 @@ def parse_args() -> argparse.Namespace:
 if __name__ == '__main__':
     words = vars(parse_args())
     words.pop('local_rank')
-    raise SystemExit(run(train, **words))
+    raise SystemExit(run_command(train, **words))

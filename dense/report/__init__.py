@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from dense.comparison import REPORT, Comparison
-from dense.report.collect import Results, collect, finite
+from dense.report.collect import Results, collect
 from dense.report.page import page
 from dense.report.tables import as_json, as_markdown, as_text
 from dense.report.words import check_expectations, verdict_text
 from dense.runs import Run
+from skipless.files import write_json, write_text
 
 __all__ = ['Report', 'Results', 'collect', 'write_report']
 
@@ -42,8 +42,7 @@ def write_report(comparison: Comparison, runs: list[Run], work_dir: Path, comman
         data=folder / 'results.json',
         text='\n\n'.join(filter(None, [as_text(results), verdict_text(verdicts)])),
     )
-    content = json.dumps(finite(as_json(results, verdicts, command)), indent=1, default=str, allow_nan=False)
-    report.data.write_text(content, encoding='utf-8')
-    report.markdown.write_text(as_markdown(results, verdicts), encoding='utf-8')
-    report.page.write_text(page(results, verdicts, command), encoding='utf-8')
+    write_json(report.data, as_json(results, verdicts, command))
+    write_text(report.markdown, as_markdown(results, verdicts))
+    write_text(report.page, page(results, verdicts, command))
     return report

@@ -24,8 +24,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Returns:
         Groups with ``params``, ``names`` and ``weight_decay``; empty groups are left out.
     """
-    if weight_decay < 0:
-        raise ValueError(f'weight_decay={weight_decay}: expected a number >= 0')
+    if not isinstance(weight_decay, int | float) or not weight_decay >= 0:
+        raise ValueError(f'weight_decay={weight_decay!r}: expected a number >= 0')
     groups: dict[bool, dict[str, Any]] = {
         True: dict(params=[], names=[], weight_decay=weight_decay),
         False: dict(params=[], names=[], weight_decay=0.0),
@@ -73,5 +73,5 @@ def build_optimizer(
         kwargs.setdefault('fused', True)
     try:
         return cls(groups, **kwargs)
-    except RuntimeError as error:  # options that torch refuses together
-        raise ValueError(f'optimizer {type} does not take the options {kwargs} together: {error}') from error
+    except (TypeError, RuntimeError) as error:  # of the wrong type, or options that torch refuses together
+        raise ValueError(f'optimizer {type} does not take the options {kwargs}: {error}') from error

@@ -14,7 +14,8 @@ from mmengine.runner import Runner
 from mmseg.registry import DATASETS, METRICS, MODELS
 
 from dense.hooks import SummaryHook
-from dense.launch import DenseRunner, evaluate, read_config, run, train
+from dense.launch import DenseRunner, evaluate, read_config, train
+from skipless.command_line import run_command
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'dense'
 TINY = {
@@ -120,7 +121,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     monkeypatch.delenv('CAMVID_ROOT', raising=False)
     monkeypatch.chdir(tmp_path)
-    assert run(train, work_dir=str(tmp_path), **words) == 2
+    assert run_command(train, work_dir=str(tmp_path), **words) == 2
     first = capsys.readouterr().err.strip().splitlines()[-1]
     assert first.startswith('error: ')
     assert message in first
@@ -161,9 +162,9 @@ def test_a_stage_2_checkpoint_says_what_its_backbone_is(tmp_path: Path) -> None:
     train(SEG, str(tmp_path), cfg_options=TINY)
     checkpoint = str(tmp_path / 'iter_2.pth')
     skips = {'model.backbone.attention_skip': True, 'model.backbone.mlp_skip': True}
-    with pytest.raises(ValueError, match='attention_skip=False and the config builds one of attention_skip=True'):
+    with pytest.raises(ValueError, match=r'iter_2.pth holds a skipless ViT and the model is skip'):
         evaluate(SEG, checkpoint, str(tmp_path), cfg_options={**TINY, **skips})
-    with pytest.raises(ValueError, match='attention_skip'):
+    with pytest.raises(ValueError, match='holds a skipless ViT and the model is skip'):
         train(SEG, str(tmp_path), resume='auto', cfg_options={**TINY, **skips, 'train_cfg.max_iters': 4})
     # It serves as the backbone of another run, with the same care.
     backbone = {'model.backbone.checkpoint': checkpoint}
@@ -226,7 +227,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 
 def test_a_run_that_diverges_ends_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {**TINY, 'optim_wrapper.optimizer.lr': 1e38, 'custom_hooks.1.interval': 1}
-    assert run(train, config=SEG, work_dir=str(tmp_path), cfg_options=options) == 2
+    assert run_command(train, config=SEG, work_dir=str(tmp_path), cfg_options=options) == 2
     assert 'the loss is nan at iteration 2; lower optim_wrapper.optimizer.lr' in capsys.readouterr().err
     assert not (tmp_path / 'summary.json').exists()
 

@@ -268,9 +268,9 @@ def test_kill_while_saving_leaves_the_previous_checkpoint(tmp_path):
         'import os, sys, torch\n'
         'from pathlib import Path\n'
         'from pretrain import checkpoint\n'
-        'def write(file):\n'
-        '    file.write(b"half"); file.flush(); os.kill(os.getpid(), 9)\n'
-        'checkpoint.torch.save = lambda state, file: write(file)\n'
+        'def save_half(state, path):\n'
+        '    path.write_bytes(b"half"); os.kill(os.getpid(), 9)\n'
+        'checkpoint.torch.save = save_half\n'
         'checkpoint.save({}, checkpoint.checkpoint_path(sys.argv[1], 2), keep=1)\n'
     )
     done = subprocess.run([sys.executable, '-c', code, str(tmp_path)], cwd=REPOSITORY)
@@ -319,6 +319,12 @@ BAD = {
     'length': ({}, ['train_cfg.max_epochs=3'], 'max_iters=8 and max_epochs=3'),
     'no length': ({}, ['train_cfg.max_iters=0'], 'the run would have 0 iterations'),
     'default hook': ({}, ['default_hooks.logger.type=LoggerHook'], 'default_hooks.logger'),
+    'optimizer step': ({}, ['optim_wrapper.clip_norm=1'], 'clip_norm'),
+    'other wrapper': ({}, ['optim_wrapper.type=AmpOptimWrapper'], 'Amp|method'),
+    'loader': ({}, ['train_dataloader.shuffled=True'], 'shuffled'),
+    'workers': ({}, ['train_dataloader.num_workers=many'], 'num_workers|str'),
+    'warm-up in words': ({}, ['default_hooks.schedule.warmup=long'], 'long|str'),
+    'part of a word': ({}, ['model.backbone.name.init=timm'], "holds no keys; set model.backbone.name="),
     'option without value': ({}, ['model'], 'KEY=VALUE'),
 }  # fmt: skip
 

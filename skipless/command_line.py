@@ -1,0 +1,115 @@
+"""What the command lines of both stages share: options that have a place, and one sentence when the input is bad."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from skipless.distributed import exit_failed_rank, leave_process_group
+
+_BAD_INPUT = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+
+def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
+    """Call ``function``; an exception that speaks about the input becomes one line on standard error.
+
+    Any other exception is raised, and so is every one with SKIPLESS_TRACEBACK in the environment. A process group that
+    the function has joined is left.
+
+    Returns:
+        The process's exit status: 0, or 2 for bad input.
+    """
+    try:
+        function(*args, **words)
+    except Exception as error:
+        if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
+            exit_failed_rank(1, traceback.format_exc())
+            raise
+        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {sentence(error)}\n'
+        exit_failed_rank(2, message)
+        sys.stderr.write(message)
+        return 2
+    leave_process_group()
+    return 0
+
+
+def check_options(keys: Collection[str], config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a key of ``--cfg-options`` that is surely a slip, and would go into the config without any effect.
+
+    Args:
+        keys: Dotted.
+        config: What the options are to change.
+        known: Top-level keys that something reads.
+
+    Raises:
+        ValueError: A key has no place in the config.
+    """
+    for key in keys:
+        *parents, leaf = key.split('.')
+        whole = next((other for other in keys if key.startswith(f'{other}.')), None)
+        if whole is not None:
+            raise ValueError(f'--cfg-options {key}: {whole} is given as well; say both in {whole}="dict(...)"')
+        if parents:
+            _check_parents(key, parents, config)
+        elif leaf not in known and leaf in config:
+            raise ValueError(
+                f'--cfg-options {key}: other keys were made from it when the config was read, so it would change '
+                'nothing; set those that hold it'
+            )
+        elif leaf not in known:
+            raise ValueError(f'--cfg-options {key}: no such key{_did_you_mean(leaf, known)}')
+
+
+def _check_parents(key: str, parents: list[str], config: Mapping[str, Any]) -> None:
+    node: Any = config
+    for depth, name in enumerate(parents, start=1):
+        path = '.'.join(parents[:depth])
+        if name not in node:
+            hint = _did_you_mean(name, list(node), '.'.join(parents[: depth - 1]))
+            if depth > 1 and not hint:
+                return  # a new entry, such as optim_wrapper.clip_grad.max_norm
+            raise ValueError(f'--cfg-options {key}: no {path!r} in the config{hint}')
+        node = node[name]
+        if isinstance(node, list | tuple):
+            return  # a position in a list; mmengine checks it
+        if not isinstance(node, Mapping):
+            raise ValueError(f'--cfg-options {key}: {path} is {node!r}, which holds no keys; set {path}="dict(...)"')
+
+
+def _did_you_mean(name: str, known: Collection[str], path: str = '') -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f'; did you mean {".".join(filter(None, [path, near[0]]))!r}?' if near else ''
+
+
+def sentence(error: BaseException) -> str:
+    """An exception's message on one line, without the quotes that a KeyError puts around it."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if 'Original Traceback' in text:  # from a data worker: its last line is the message
+        text = text.strip().splitlines()[-1].partition(': ')[2]
+    return ' '.join(text.split()) or type(error).__name__
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Whether an exception speaks about input: by its type, or raised while a run was made from its config."""
+    if isinstance(error, _BAD_INPUT):
+        return True
+    causes = filter(None, [error, error.__cause__])  # mmengine wraps what a hook raises
+    calls = [frame.f_code for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    return any(
+        'mmengine/registry' in Path(call.co_filename).as_posix()
+        or call.co_name.startswith('build_')
+        or call.co_name in ('before_run', 'before_train')
+        for call in calls
+    )

@@ -1,0 +1,54 @@
+"""Files that appear whole or not at all, whenever the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def appears_whole(path: str | Path) -> Iterator[Path]:
+    """Give a temporary name beside ``path`` to write to; at the end, flush what is there to disk and rename it.
+
+    An exception leaves ``path`` as it was. Only one process at a time may write a path.
+    """
+    path = Path(path)
+    part = path.with_name(f'.{path.name}.part')
+    try:
+        yield part
+        with part.open('rb') as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 file, whole or not at all."""
+    with appears_whole(path) as part:
+        part.write_text(text, encoding='utf-8')
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write JSON, whole or not at all: `finite`, and what JSON has no type for as its ``str``."""
+    write_text(path, json.dumps(finite(content), indent=1, default=str, allow_nan=False))
+
+
+def remove_unfinished(directory: str | Path) -> None:
+    """Remove what killed processes left behind while they wrote; only while no other process writes there."""
+    for part in Path(directory).glob('.*.part'):
+        part.unlink(missing_ok=True)
+
+
+def finite(content: Any) -> Any:
+    """``content`` (dicts, lists, values) with None for what JSON cannot say, NaN and the infinities."""
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

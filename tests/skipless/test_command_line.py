@@ -1,0 +1,83 @@
+"""Options that have no place in a config, and failures as one sentence."""
+
+import pytest
+
+from skipless.command_line import check_options, run_command
+
+CONFIG = {
+    'model': {'backbone': {'init': 'distinct', 'name': 'vit'}, 'neck': None},
+    'hooks': [{'interval': 1}],
+    'size': 3,
+}
+KNOWN = {'model', 'hooks', 'resume'}
+
+
+@pytest.mark.parametrize(
+    'keys',
+    [['model'], ['resume'], ['model.backbone.depth'], ['hooks.0.interval'], ['model.head.width', 'model.head.depth']],
+)
+def test_options_with_a_place_pass(keys):
+    check_options(keys, CONFIG, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ('keys', 'message'),
+    [
+        (['modle.backbone.name'], "modle.backbone.name: no 'modle' in the config; did you mean 'model'?"),
+        (['model.bakbone.name'], "no 'model.bakbone' in the config; did you mean 'model.backbone'?"),
+        (['nothing.like.it'], "no 'nothing' in the config$"),
+        (['resum'], "resum: no such key; did you mean 'resume'?"),
+        (['size'], 'size: other keys were made from it'),
+        (['model.backbone.init.beta'], "model.backbone.init is 'distinct', which holds no keys"),
+        (['model.neck.width'], 'model.neck is None, which holds no keys'),
+        (['model.head.a', 'model.head'], 'model.head.a: model.head is given as well'),
+    ],
+)
+def test_options_without_a_place_are_refused(keys, message):
+    with pytest.raises(ValueError, match=message):
+        check_options(keys, CONFIG, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ('error', 'line'),
+    [
+        (ValueError('one\n  thing'), 'error: one thing\n'),
+        (FileNotFoundError('no such file'), 'error: no such file\n'),
+        (IsADirectoryError(21, 'Is a directory', 'runs'), "error: [Errno 21] Is a directory: 'runs'\n"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(error, line, capsys, monkeypatch):
+    monkeypatch.delenv('SKIPLESS_TRACEBACK', raising=False)
+
+    def fail():
+        raise error
+
+    assert run_command(fail) == 2
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
+    monkeypatch.delenv('SKIPLESS_TRACEBACK', raising=False)
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)
+    monkeypatch.setenv('SKIPLESS_TRACEBACK', '1')
+    with pytest.raises(ValueError, match='invalid literal'):
+        run_command(int, 'x')
+
+
+def test_what_goes_wrong_while_a_registry_builds_is_bad_input(capsys, monkeypatch):
+    registry = pytest.importorskip('mmengine.registry')
+    monkeypatch.delenv('SKIPLESS_TRACEBACK', raising=False)
+    things = registry.Registry('things')
+
+    @things.register_module()
+    class Thing:
+        def __init__(self, size):
+            self.size = size
+
+    assert run_command(things.build, {'type': 'Thing', 'sise': 1}) == 2
+    assert 'sise' in capsys.readouterr().err
+
+
+def test_no_failure_is_status_0():
+    assert run_command(print) == 0
