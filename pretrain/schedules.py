@@ -18,8 +18,10 @@ def resolve_steps(length: int | float, total_steps: int, name: str = 'warm-up') 
         name: What the length belongs to, for the message.
 
     Raises:
-        ValueError: The length is negative or longer than the run.
+        ValueError: The length is no number, negative or longer than the run.
     """
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        raise ValueError(f'{name}={length!r}: expected an int, of steps, or a float, a fraction of the run')
     if isinstance(length, float) and not 0 <= length <= 1:
         raise ValueError(f'{name}={length}: a float is a fraction of the run in [0, 1]; write an int for steps')
     steps = round(length * total_steps) if isinstance(length, float) else length

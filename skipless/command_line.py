@@ -105,11 +105,7 @@ def _is_bad_input(error: Exception) -> bool:
     """Whether an exception speaks about input: by its type, or raised while a run was made from its config."""
     if isinstance(error, _BAD_INPUT):
         return True
-    causes = filter(None, [error, error.__cause__])  # mmengine wraps what a hook raises
-    calls = [frame.f_code for cause in causes for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(
-        'mmengine/registry' in Path(call.co_filename).as_posix()
-        or call.co_name.startswith('build_')
-        or call.co_name in ('before_run', 'before_train')
-        for call in calls
+        'mmengine/registry' in Path(call.co_filename).as_posix() or call.co_name.startswith('build_') for call in calls
     )
