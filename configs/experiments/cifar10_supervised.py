@@ -33,6 +33,17 @@ arms = dict(
         pretrain=_config,
         options={**_default, **_adamw, 'model.backbone.attention_skip': True},
     ),
+    # The sub-layer that keeps its skip keeps timm's default init.
+    no_attention_skip_soap=dict(
+        label='attention skip removed, init, SOAP 3e-3',
+        pretrain=_config,
+        options={**_paper, **_soap, 'model.backbone.mlp_skip': True},
+    ),
+    no_mlp_skip_soap=dict(
+        label='MLP skip removed, init, SOAP 3e-3',
+        pretrain=_config,
+        options={**_paper, **_soap, 'model.backbone.attention_skip': True},
+    ),
 )
 pretrain_metrics = ['top1', 'loss']
 expectations = [
