@@ -41,7 +41,7 @@ class Scene:
     depth: NDArray[np.float32]
 
 
-def image_size(size: int | tuple[int, int]) -> tuple[int, int]:
+def image_size(size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) from one side or both; ValueError if not positive integers."""
     pair = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(pair) != 2 or not all(isinstance(side, (int, np.integer)) and side > 0 for side in pair):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
+import numpy as np
+
 from skipless.scenes.rendering import Scene, image_size, render
 from skipless.scenes.sampling import INDEX_LIMIT, sample_scene
 
@@ -42,9 +44,10 @@ class SceneSplit(Sequence[Scene]):
         size: side, or (height, width), in pixels.
     """
 
-    def __init__(self, seed: int, split: str, length: int, size: int | tuple[int, int] = 96):
-        if length < 1:
-            raise ValueError(f'length of the scene split {split} is {length}; expected at least 1.')
+    def __init__(self, seed: int, split: str, length: int, size: int | Sequence[int] = 96):
+        for name, value, least in (('seed', seed, 0), ('length', length, 1)):
+            if not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(f'{name} of the scene split {split} is {value!r}; expected an integer >= {least}.')
         split_index(split, length - 1)
         self.seed, self.split, self.length, self.size = seed, split, length, image_size(size)
 

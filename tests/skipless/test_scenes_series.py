@@ -186,6 +186,10 @@ def test_other_bad_input() -> None:
         split_index('val', -1)
     with pytest.raises(ValueError, match='length of the scene split train is 0'):
         SceneSplit(0, 'train', 0)
+    with pytest.raises(ValueError, match=r'length of the scene split train is 2\.5'):
+        SceneSplit(0, 'train', 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='seed of the scene split train is -1'):
+        SceneSplit(-1, 'train', 3)
     with pytest.raises(ValueError, match='expected 0 <= position'):
         SceneSplit(0, 'train', 2**31 + 1)
     with pytest.raises(ValueError, match="kind of a solid is 'teapot'"):
