@@ -192,10 +192,12 @@ def swatch(style: Style) -> Markup:
 
 
 def _dot_row(row: DotRow, scale: Scale, top: float) -> Markup:
-    name = element('text', row.label, x=0, y=top + 12, class_='row halo')
+    shown = row.text or _shortened(row.gap, 34)
+    # Of about 60 letters of a line, what the value leaves; the whole label is in the table above.
+    name = element('text', _shortened(row.label, max(12, 56 - len(shown))), x=0, y=top + 12, class_='row halo')
     value = element(
         'text',
-        row.text or _shortened(row.gap, 34),
+        shown,
         x=WIDTH,
         y=top + 12,
         text_anchor='end',

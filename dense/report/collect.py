@@ -40,7 +40,8 @@ class RunResult:
         if start:
             found = next((row[name] for row in self.history if name in row), None)
         else:
-            found = (self.summary.get('metrics') or {}).get(key)
+            metrics = self.summary.get('metrics')
+            found = metrics.get(key) if isinstance(metrics, dict) else None
         return number(found[-1] if isinstance(found, list) and found else found)
 
     def seconds(self, kind: str) -> float | None:

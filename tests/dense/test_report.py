@@ -343,6 +343,16 @@ def test_gaps_are_shown_with_their_reason_and_names_are_escaped(tmp_path: Path) 
     assert '<b>&amp;' not in report.page.read_text(encoding='utf-8')
 
 
+def test_a_damaged_summary_is_a_gap(tmp_path: Path) -> None:
+    comparison, runs = planned(tmp_path)
+    for run in runs:
+        finish(run, metrics=[1.0])
+    write_report(comparison, runs, tmp_path / 'work')
+    cell = collect(comparison, runs).cell('random', 'segmentation.mIoU')
+    assert cell.mean is None
+    assert cell.reasons == ("it reports no finite 'mIoU'",)
+
+
 def test_a_report_can_be_written_before_anything_has_run(tmp_path: Path) -> None:
     comparison, runs = planned(tmp_path)
     report = write_report(comparison, runs, tmp_path / 'work')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dense.report import collect
-from dense.report.charts import HEIGHT, LEFT, RIGHT, WIDTH, Line, Style, line_chart
+from dense.report.charts import HEIGHT, LEFT, RIGHT, WIDTH, DotRow, Line, Style, dot_plot, line_chart
 from dense.report.curves import styles
 from dense.report.scales import Scale, fit, log_ticks, nice_ticks, tick_text, value_text
 
@@ -84,6 +84,20 @@ def test_a_chart_says_when_there_is_nothing_to_draw() -> None:
     chart = line_chart([Line('a', 'A', Style(0), [0.0], [0.0])], title='T', x_label='x', y_label='y', log=True)
     assert 'not measured in any of these runs' in chart
     assert '<svg' not in chart
+
+
+@pytest.mark.parametrize('text', ['1.0', '12.345 ± 0.123 [2 of 3 seeds]', ''])
+def test_a_long_label_does_not_run_into_the_value(text: str) -> None:
+    look = Style(0, 0)
+    rows = [DotRow('a', 'a label without end ' * 9, look, [1.0], 1.0, text, 'a long reason ' * 9)]
+    plot = dot_plot(rows, title='t', unit='%', better='', reference=None)
+    label, value = re.findall(r'class="(?:row|value)[^>]*>([^<]*)<', plot)
+    assert label.startswith('a label without end')
+    assert len(label) + len(value) <= 56
+    short = dot_plot(
+        [DotRow('a', 'skip + AdamW', look, [1.0], 1.0, text, '')], title='t', unit='%', better='', reference=None
+    )
+    assert '>skip + AdamW<' in short
 
 
 def test_many_arms_look_different_even_without_colour_or_baseline(tmp_path: Path) -> None:
