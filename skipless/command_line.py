@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -20,6 +21,9 @@ _BAD_INPUT = (
     NotADirectoryError,
     PermissionError,
 )
+
+# The disk or the user's share of it is full, or cannot be written to.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
@@ -62,7 +66,7 @@ def check_options(keys: Collection[str], config: Mapping[str, Any], known: Colle
         if whole is not None:
             raise ValueError(f'--cfg-options {key}: {whole} is given as well; say both in {whole}="dict(...)"')
         if parents:
-            _check_parents(key, parents, config)
+            _check_parents(key, parents, config, known)
         elif leaf not in known and leaf in config:
             raise ValueError(
                 f'--cfg-options {key}: other keys were made from it when the config was read, so it would change '
@@ -72,13 +76,13 @@ def check_options(keys: Collection[str], config: Mapping[str, Any], known: Colle
             raise ValueError(f'--cfg-options {key}: no such key{_did_you_mean(leaf, known)}')
 
 
-def _check_parents(key: str, parents: list[str], config: Mapping[str, Any]) -> None:
+def _check_parents(key: str, parents: list[str], config: Mapping[str, Any], known: Collection[str]) -> None:
     node: Any = config
     for depth, name in enumerate(parents, start=1):
         path = '.'.join(parents[:depth])
         if name not in node:
             hint = _did_you_mean(name, list(node), '.'.join(parents[: depth - 1]))
-            if depth > 1 and not hint:
+            if name in known if depth == 1 else not hint:
                 return  # a new entry, such as optim_wrapper.clip_grad.max_norm
             raise ValueError(f'--cfg-options {key}: no {path!r} in the config{hint}')
         node = node[name]
@@ -103,9 +107,12 @@ def sentence(error: BaseException) -> str:
 
 def _is_bad_input(error: Exception) -> bool:
     """Whether an exception speaks about input: by its type, or raised while a run was made from its config."""
-    if isinstance(error, _BAD_INPUT):
+    if isinstance(error, _BAD_INPUT) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return True
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(
-        'mmengine/registry' in Path(call.co_filename).as_posix() or call.co_name.startswith('build_') for call in calls
+        'mmengine/registry' in Path(call.co_filename).as_posix()
+        or call.co_name == 'from_cfg'
+        or call.co_name.startswith('build_')
+        for call in calls
     )

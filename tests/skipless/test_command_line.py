@@ -14,7 +14,14 @@ KNOWN = {'model', 'hooks', 'resume'}
 
 @pytest.mark.parametrize(
     'keys',
-    [['model'], ['resume'], ['model.backbone.depth'], ['hooks.0.interval'], ['model.head.width', 'model.head.depth']],
+    [
+        ['model'],
+        ['resume'],
+        ['model.backbone.depth'],
+        ['hooks.0.interval'],
+        ['model.head.width', 'model.head.depth'],
+        ['resume.from'],
+    ],
 )
 def test_options_with_a_place_pass(keys):
     check_options(keys, CONFIG, KNOWN)
@@ -43,6 +50,7 @@ def test_options_without_a_place_are_refused(keys, message):
     [
         (ValueError('one\n  thing'), 'error: one thing\n'),
         (FileNotFoundError('no such file'), 'error: no such file\n'),
+        (OSError(28, 'No space left on device', 'a.pth'), "error: [Errno 28] No space left on device: 'a.pth'\n"),
         (IsADirectoryError(21, 'Is a directory', 'runs'), "error: [Errno 21] Is a directory: 'runs'\n"),
     ],
 )
