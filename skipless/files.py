@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ def appears_whole(path: str | Path) -> Iterator[Path]:
         with part.open('rb') as file:
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        # A full disk says nothing of the file.
+        raise OSError(error.errno, f'{error.strerror}, and what was there before is unchanged', str(path)) from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -37,6 +44,28 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, content: Any) -> None:
     """Write JSON, whole or not at all: `finite`, and what JSON has no type for as its ``str``."""
     write_text(path, json.dumps(finite(content), indent=1, default=str, allow_nan=False))
+
+
+@contextlib.contextmanager
+def alone_in(directory: str | Path) -> Iterator[None]:
+    """Hold a run directory, made if need be, for one process; the lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    with (Path(directory) / 'run.lock').open('w') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f'another process is training in {directory}; wait for it or choose another --work-dir'
+            ) from error
+        except OSError as error:  # some network file systems have no locks
+            warnings.warn(f'{directory} cannot be locked ({error}); start no second run in it', stacklevel=3)
+        else:
+            remove_unfinished(directory)
+        yield
 
 
 def remove_unfinished(directory: str | Path) -> None:

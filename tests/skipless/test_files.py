@@ -25,6 +25,17 @@ def test_an_exception_leaves_the_file_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    def fail():
+        with appears_whole(tmp_path / 'a.txt') as part:
+            part.write_text('half')
+            raise OSError(28, 'No space left on device')
+
+    with pytest.raises(OSError, match=r'No space left on device.*a\.txt'):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_killed_writer_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('old')
