@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmengine.config import Config
 from mmengine.logging import MMLogger
+
+from dense import configs
+from skipless.command_line import check_options
 
 PRETRAIN = 'pretrain'
 REPORT = 'report'
@@ -147,9 +150,7 @@ def load(path: Path, options: Mapping[str, Any] | None = None) -> Comparison:
     Raises:
         FileNotFoundError, ValueError: in one sentence, what is wrong with which key.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f'no comparison config at {path}')
-    config = read_config(path, options or {})
+    config = read_config(path, options or {}, known={item.name for item in fields(Comparison)})
     here = path.resolve().parent
     where = path.name
     given = {key: value for key, value in config.items() if not key.startswith('_')}
@@ -165,12 +166,9 @@ def load(path: Path, options: Mapping[str, Any] | None = None) -> Comparison:
             'probes': {name: _probe(name, entry, here, where) for name, entry in probes.items()},
             'seeds': _seeds(given.get('seeds', ()), where),
             'pretrain_metrics': _metrics(given.get('pretrain_metrics', ()), f'{where}: pretrain_metrics'),
-            'expectations': tuple(
-                _fill(Expectation, entry, f'{where}: expectations[{index}]')
-                for index, entry in enumerate(given.get('expectations', ()))
-            ),
-            'pretrain_options': flatten(given.get('pretrain_options', {})),
-            'probe_options': flatten(given.get('probe_options', {})),
+            'expectations': _expectations(given.get('expectations', ()), f'{where}: expectations'),
+            'pretrain_options': _options(given.get('pretrain_options', {}), f'{where}: pretrain_options'),
+            'probe_options': _options(given.get('probe_options', {}), f'{where}: probe_options'),
         },
         where,
     )
@@ -189,13 +187,20 @@ def flatten(options: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     return flat
 
 
-def read_config(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The config at ``path`` with ``options`` (flat) merged, as a plain dict."""
+def read_config(path: Path, options: Mapping[str, Any], known: Iterable[str] = ('randomness',)) -> dict[str, Any]:
+    """The config at ``path`` with ``options`` (flat) merged, as a plain dict.
+
+    Options of ``known`` keys have a place even where the config does not mention them.
+
+    Raises:
+        FileNotFoundError, ValueError: in one sentence, what is wrong with the file or with which option.
+    """
     with quiet():
         # A config of the other stage is only read here, so the modules it asks for are not imported.
-        config = Config.fromfile(path, import_custom_modules=False)
-    if options:
-        config.merge_from_dict(dict(options))
+        config = configs.read_file(path, import_custom_modules=False)
+    # Whoever reads the plain keys knows them better.
+    check_options(options, config.to_dict(), {*known, *(key for key in options if '.' not in key)})
+    configs.merge(config, options)
     return config.to_dict()
 
 
@@ -224,7 +229,41 @@ def _fill(kind: type[Entry], given: Mapping[str, Any], where: str) -> Entry:
         required = item.default is MISSING and item.default_factory is MISSING
         if required and key not in given:
             raise ValueError(f'{where}: {key!r} is missing')
-    return kind(**given)
+        if key in given and item.type in _TYPES:
+            _check_type(given[key], str(item.type), f'{where}: {key}')
+    # A line break would tear the tables.
+    return kind(**{key: ' '.join(value.split()) if isinstance(value, str) else value for key, value in given.items()})
+
+
+# Of the fields whose values are taken from a config as they are.
+_TYPES: dict[Any, tuple[type, ...]] = {
+    'str': (str,),
+    'str | None': (str, type(None)),
+    'bool': (bool,),
+    'bool | None': (bool, type(None)),
+    'int': (int,),
+    'float': (int, float),
+    'dict[str, Any]': (dict,),
+}
+
+
+def _check_type(value: Any, name: str, where: str) -> None:
+    kinds = _TYPES[name]
+    # To Python a bool is a number.
+    fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+    if not fits or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f'{where}={value!r}: expected {_NAMES.get(name, name)}')
+
+
+_NAMES = {
+    'str': 'text',
+    'str | None': 'text or None',
+    'bool': 'True or False',
+    'bool | None': 'True, False or None',
+    'int': 'a whole number',
+    'float': 'a finite number',
+    'dict[str, Any]': 'a dict',
+}
 
 
 def _arm(name: str, entry: Any, here: Path, where: str) -> Arm:
@@ -238,7 +277,7 @@ def _arm(name: str, entry: Any, here: Path, where: str) -> Arm:
         | {
             'name': name,
             'pretrain': None if source is None else _config_path(source, here, f'{where}.pretrain'),
-            'options': flatten(entry.get('options', {})),
+            'options': _options(entry.get('options', {}), f'{where}.options'),
         },
         where,
     )
@@ -258,7 +297,7 @@ def _probe(name: str, entry: Any, here: Path, where: str) -> Probe:
         'name': name,
         'config': _config_path(entry['config'], here, f'{where}.config'),
         'metrics': _metrics(entry['metrics'], f'{where}.metrics'),
-        'options': flatten(entry.get('options', {})),
+        'options': _options(entry.get('options', {}), f'{where}.options'),
     }
     return _fill(Probe, {'label': name} | entry | filled, where)
 
@@ -266,12 +305,34 @@ def _probe(name: str, entry: Any, here: Path, where: str) -> Probe:
 def _metrics(given: Any, where: str) -> tuple[Metric, ...]:
     """From ``['mIoU', ...]`` or ``dict(mIoU=dict(label=...), ...)``; a known one needs only its name."""
     given = [given] if isinstance(given, str) else given
-    entries = given.items() if isinstance(given, Mapping) else [(key, {}) for key in given]
+    if not isinstance(given, Mapping):
+        given = {key: {} for key in _sequence(given, where)}
     metrics = []
-    for key, entry in entries:
-        given_entry = _mapping(entry, f'{where}.{key}')
-        metrics.append(_fill(Metric, _known(key) | given_entry, f'{where}.{key}'))
+    for key, entry in given.items():
+        _check_type(key, 'str', where)
+        filled = _known(key) | _mapping(entry, f'{where}.{key}')
+        if 'higher_is_better' not in filled:
+            raise ValueError(
+                f'{where}: {key!r} is none of the known metrics ({", ".join(KNOWN_METRICS)}); if it is one of yours, '
+                f'say {key}=dict(label=..., higher_is_better=True, False or None)'
+            )
+        metric = _fill(Metric, filled, f'{where}.{key}')
+        if metric.digits < 0:
+            raise ValueError(f'{where}.{key}: digits={metric.digits}: expected 0 or more')
+        metrics.append(metric)
     return tuple(metrics)
+
+
+def _expectations(given: Any, where: str) -> tuple[Expectation, ...]:
+    entries = enumerate(_sequence(given, where))
+    return tuple(_fill(Expectation, _mapping(e, f'{where}[{i}]'), f'{where}[{i}]') for i, e in entries)
+
+
+def _options(given: Any, where: str) -> dict[str, Any]:
+    options = flatten(_mapping(given, where))
+    if 'randomness.seed' in options:
+        raise ValueError(f'{where}: randomness.seed is set by seeds, for every arm alike')
+    return options
 
 
 def _known(key: str) -> dict[str, Any]:
@@ -286,10 +347,17 @@ def _known(key: str) -> dict[str, Any]:
 
 
 def _seeds(given: Any, where: str) -> tuple[int, ...]:
-    seeds = (given,) if isinstance(given, int) else tuple(given)
-    if not seeds or len(set(seeds)) != len(seeds) or not all(isinstance(seed, int) for seed in seeds):
-        raise ValueError(f'{where}: seeds={list(seeds)} must be one or more different integers')
+    seeds = (given,) if isinstance(given, int) else tuple(_sequence(given, f'{where}: seeds'))
+    numbers = [seed for seed in seeds if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**32]
+    if not seeds or len(numbers) != len(seeds) or len(set(numbers)) != len(seeds):
+        raise ValueError(f'{where}: seeds={list(seeds)} must be one or more different integers from 0 to {2**32 - 1}')
     return seeds
+
+
+def _sequence(given: Any, where: str) -> list[Any]:
+    if not isinstance(given, list | tuple):
+        raise ValueError(f'{where} must be a list, not {given!r}')
+    return list(given)
 
 
 def _mapping(entry: Any, where: str) -> dict[str, Any]:
@@ -312,7 +380,12 @@ def _check(comparison: Comparison, where: str) -> None:
         raise ValueError(f'{where}: give probes or pretrain_metrics, otherwise there is nothing to report')
     _check_names(comparison.arms, {REPORT}, f'{where}: arms')
     _check_names(comparison.probes, {PRETRAIN}, f'{where}: probes')
+    for key, value, least in (('jobs', comparison.jobs, 1), ('pictures', comparison.pictures, 0)):
+        if value < least:
+            raise ValueError(f'{where}: {key}={value} must be at least {least}')
     for arm in comparison.arms.values():
+        if arm.baseline == arm.name:
+            raise ValueError(f'{where}: arms.{arm.name}.baseline is the arm itself')
         if arm.baseline is not None and arm.baseline not in comparison.arms:
             raise ValueError(f'{where}: arms.{arm.name}.baseline={arm.baseline!r} is not one of the arms')
     for index, claim in enumerate(comparison.expectations):
@@ -323,6 +396,10 @@ def _check(comparison: Comparison, where: str) -> None:
         ):
             if name not in choices:
                 raise ValueError(f'{where}: expectations[{index}].{key}={name!r} is not one of {", ".join(choices)}')
+        if claim.margin < 0:
+            raise ValueError(f'{where}: expectations[{index}].margin={claim.margin} must be at least 0')
+        if claim.better == claim.than:
+            raise ValueError(f'{where}: expectations[{index}] compares {claim.better!r} with itself')
         if comparison.columns[claim.metric].higher_is_better is None:
             raise ValueError(
                 f'{where}: expectations[{index}].metric={claim.metric!r} has no better direction; '
@@ -332,5 +409,5 @@ def _check(comparison: Comparison, where: str) -> None:
 
 def _check_names(names: Iterable[str], reserved: set[str], where: str) -> None:
     for name in names:
-        if name in reserved or not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9_-]*', name):
+        if name in reserved or not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9_-]*', str(name)):
             raise ValueError(f'{where}: {name!r} cannot be the name of a directory here, choose another')

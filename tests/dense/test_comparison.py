@@ -66,7 +66,25 @@ def test_what_describes_a_network_has_no_better_direction(tmp_path: Path) -> Non
         ("pretrain='pretrain.py'", "pretrain='absent.py'", 'arms.skip.pretrain: no config at .*absent.py'),
         ("label='random weights', ", "lable='random', ", "arms.random: unknown key 'lable'"),
         ("backbone=dict(name='skipless_vit_test_patch4_32')", '', 'arms.random: without pretrain it needs'),
-        ("metrics=['mIoU']", "metrics=['dice']", "metrics.dice: 'higher_is_better' is missing"),
+        ("metrics=['mIoU']", "metrics=['dice']", "metrics: 'dice' is none of the known metrics"),
+        ("metrics=['mIoU']", 'metrics=[5]', 'metrics=5: expected text'),
+        ("metrics=['mIoU']", 'metrics=5', 'metrics must be a list'),
+        ("metrics=['mIoU']", 'metrics=dict(mIoU=dict(digits=-1))', 'metrics.mIoU: digits=-1'),
+        ("metrics=['mIoU']", "metrics=dict(mIoU=dict(scale='x'))", "metrics.mIoU: scale='x': expected a finite number"),
+        ('seeds = [0, 1]', 'seeds = None', 'seeds must be a list, not None'),
+        ('seeds = [0, 1]', 'seeds = [0, -1]', 'seeds=.* different integers from 0'),
+        ('pictures = 3', 'pictures = -1', 'pictures=-1 must be at least 0'),
+        ('pictures = 3', "jobs = 'two'", "jobs='two': expected a whole number"),
+        ('pictures = 3', 'jobs = 0', 'jobs=0 must be at least 1'),
+        ('pictures = 3', 'pretrain_options = [1]', 'pretrain_options must be a dict'),
+        ('pictures = 3', "pretrain_options = {'randomness.seed': 3}", 'randomness.seed is set by seeds'),
+        ('margin=3.0)', "margin='3')", "expectations\\[0\\]: margin='3': expected a finite number"),
+        ('margin=3.0)', 'margin=-3.0)', 'expectations\\[0\\].margin=-3.0 must be at least 0'),
+        ('holds=False', "holds='no'", "expectations\\[1\\]: holds='no': expected True or False"),
+        ("better='skipless'", "better='random'", "expectations\\[0\\] compares 'random' with itself"),
+        ("label='random weights'", 'label=5', 'arms.random: label=5: expected text'),
+        ("title = 'Do", "title = nothing + 'Do", "comparison.py cannot be read \\(NameError: name 'nothing'"),
+        ("title = 'Do", "title = ('Do", 'comparison.py cannot be read \\(SyntaxError'),
         ("metrics=['mIoU']", 'metrics=[]', 'probes.segmentation: it needs config=... and metrics=...'),
         ("better='control'", "better='contrl'", "expectations\\[1\\].better='contrl' is not one of skip"),
         ("metric='segmentation.mIoU'", "metric='mIoU'", "expectations\\[0\\].metric='mIoU' is not one of"),
@@ -79,6 +97,27 @@ def test_a_wrong_config_is_told_by_its_key(tmp_path: Path, old: str, new: str, t
     assert old in COMPARISON_CONFIG
     with pytest.raises((ValueError, FileNotFoundError), match=told):
         load(write_configs(tmp_path, COMPARISON_CONFIG.replace(old, new)))
+
+
+def test_a_label_is_one_line(tmp_path: Path) -> None:
+    text = COMPARISON_CONFIG.replace("label='random weights'", "label='random\\n  weights'")
+    assert load(write_configs(tmp_path, text)).arms['random'].label == 'random weights'
+
+
+@pytest.mark.parametrize('options', ['pretrain_options', 'probe_options'])
+def test_a_slip_in_the_options_of_a_run_is_told_before_the_first_run(tmp_path: Path, options: str) -> None:
+    slip = f"{options} = {{'model.bakbone.depth': 3}}"
+    comparison = load(write_configs(tmp_path, COMPARISON_CONFIG.replace('pictures = 3', slip)))
+    with pytest.raises(ValueError, match=r"arm 'skip', .*: no 'model.bakbone' .* did you mean 'model.backbone'"):
+        plan(comparison, tmp_path / 'work')
+
+
+@pytest.mark.parametrize(
+    ('options', 'told'), [({'seeds.5': 1}, 'option seeds.5=1 does not fit'), ({'title.x': 1}, 'title is .* no keys')]
+)
+def test_an_option_without_a_place_in_the_comparison_is_told(tmp_path: Path, options: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        load(write_configs(tmp_path), options)
 
 
 def test_options_of_the_command_line_reach_the_comparison(tmp_path: Path) -> None:
