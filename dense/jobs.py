@@ -74,11 +74,15 @@ class _Scheduler:
         self.jobs = jobs
         self.handle = handle
         self.environment = environment()
+        self.progress = Progress(runs, jobs, stream)
+        for run in runs:
+            notice = run.restore()
+            if notice:
+                self.progress.say(notice)
         self.outcome = Outcome(reused=[run for run in runs if run.summary() is not None])
         reused = {run.directory for run in self.outcome.reused}
         self.waiting = [run for run in runs if run.directory not in reused]
         self.children: list[_Child] = []
-        self.progress = Progress(runs, jobs, stream)
 
     def execute(self) -> Outcome:
         if self.outcome.reused:
@@ -226,8 +230,8 @@ def lock(work_dir: Path) -> Iterator[IO[str]]:
             handle.seek(0)
             holder = handle.read().strip() or 'unknown'
             raise ValueError(
-                f'{work_dir} is in use by another comparison ({holder}): wait for it, stop it, '
-                'or choose another --work-dir'
+                f'{work_dir} is in use by another comparison ({holder}) or by runs that it left behind when it was '
+                'killed: wait for it, stop it, or choose another --work-dir'
             ) from error
         except OSError as error:  # some network file systems have no locks
             print_log(

@@ -8,7 +8,8 @@ A comparison's directory::
 
 Every run directory holds ``run.json`` (see :meth:`Run.remember`), whose fingerprint covers the whole
 resolved config (paths of data too: another folder is another experiment), and for a probe that of its
-pretraining. A second comparison reuses the runs whose fingerprint is still right, and sets the others aside.
+pretraining. A second comparison reuses the runs whose fingerprint is still right, and sets the others aside, in
+``<directory>.<fingerprint>``, from where they come back when their config does.
 The code is not part of it; ``run.json`` names its version.
 """
 
@@ -69,7 +70,10 @@ class Run:
         if self.needs is not None:
             checkpoint = newest_checkpoint(self.needs.directory)
             if checkpoint is None:
-                raise FileNotFoundError(f'{self.needs.directory} holds no checkpoint for {self.name} to load')
+                raise FileNotFoundError(
+                    f'{self.needs.directory} holds no checkpoint for {self.name} to load; '
+                    'remove that folder, and the same command pretrains again'
+                )
             options['model.backbone.checkpoint'] = _short_path(checkpoint)
         tool = tools / ('pretrain.py' if self.probe is None else 'train.py')
         command = [sys.executable, str(tool), str(self.config), '--work-dir', str(self.directory)]
@@ -99,9 +103,30 @@ class Run:
         """Raise `ValueError` if the directory holds files that no comparison wrote."""
         if not self.record() and self.directory.is_dir() and any(self.directory.iterdir()):
             raise ValueError(
-                f'{self.directory} is not empty and was not written by a comparison: '
-                'move it away or choose another --work-dir'
+                f'{self.directory} is not empty and has no readable {RECORD}, so no comparison has written it or '
+                'that file is damaged: move the folder away or choose another --work-dir'
             )
+
+    def restore(self) -> str:
+        """Bring back what `prepare` has set aside of this very config. Returns a sentence, '' if there is nothing."""
+        held = self.record().get('fingerprint')
+        aside = self._aside(self.fingerprint)
+        if held == self.fingerprint or (read_json(aside / RECORD) or {}).get('fingerprint') != self.fingerprint:
+            return ''
+        if held is not None:
+            self._set_aside(held)
+        elif self.directory.exists():
+            return ''
+        aside.rename(self.directory)
+        return f'{self.name}: its config is what it was before; going on with what was kept in {aside.name}'
+
+    def _aside(self, fingerprint: str) -> Path:
+        return self.directory.with_name(f'{self.directory.name}.{fingerprint}')
+
+    def _set_aside(self, fingerprint: str) -> Path:
+        aside = self._aside(fingerprint)
+        shutil.rmtree(aside, ignore_errors=True)
+        return self.directory.rename(aside)
 
     def prepare(self) -> str:
         """Make the directory ready. Returns a sentence if a run of another config was moved away, else ''."""
@@ -109,9 +134,7 @@ class Run:
         held = self.record().get('fingerprint', self.fingerprint)
         if held != self.fingerprint:
             # Hours of work, and perhaps nothing but a slip in the config is new.
-            aside = self.directory.with_name(f'{self.directory.name}.{held}')
-            shutil.rmtree(aside, ignore_errors=True)
-            self.directory.rename(aside)
+            aside = self._set_aside(held)
             notice = (
                 f'{self.name}: its config (or what it builds on) has changed, running it again; '
                 f'what was there is kept in {aside.name}'
@@ -219,7 +242,7 @@ def _short_path(path: Path) -> str:
 def _pretrain_run(comparison: Comparison, arm: Arm, seed: int, work_dir: Path) -> Run:
     assert arm.pretrain is not None
     options = comparison.pretrain_options | arm.options | {'randomness.seed': seed}
-    resolved = read_config(arm.pretrain, options)
+    resolved = _resolve(arm.pretrain, options, arm)
     directory = work_dir / arm.name / f'seed{seed}' / PRETRAIN
     return Run(arm.name, seed, None, directory, arm.pretrain, options, resolved, _fingerprint(resolved))
 
@@ -238,10 +261,17 @@ def _probe_run(comparison: Comparison, arm: Arm, seed: int, probe: Probe, source
         | probe.options
         | {'randomness.seed': seed}
     )
-    resolved = read_config(probe.config, options)
+    resolved = _resolve(probe.config, options, arm)
     directory = work_dir / arm.name / f'seed{seed}' / probe.name
     fingerprint = _fingerprint({'config': resolved, 'on': source.fingerprint if source else None})
     return Run(arm.name, seed, probe.name, directory, probe.config, options, resolved, fingerprint, source)
+
+
+def _resolve(config: Path, options: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
+    try:
+        return read_config(config, options)
+    except ValueError as error:
+        raise ValueError(f'arm {arm.name!r}, {config.name}: {error}') from error
 
 
 def _fingerprint(content: Any) -> str:

@@ -114,6 +114,18 @@ def test_a_changed_config_is_run_again_with_a_notice(tmp_path: Path, tools: Path
     assert '--resume' not in calls(by_name(runs)['two', None])[0]['words']
 
 
+def test_a_run_that_was_set_aside_comes_back_with_its_config(tmp_path: Path, tools: Path) -> None:
+    first = planned(tmp_path, SMALL_CONFIG)[1]
+    execute(first, tmp_path, tools)
+    for lr in ('0.25', '0.5', '0.25'):
+        outcome, text = execute(planned(tmp_path, SMALL_CONFIG.replace('0.5', lr))[1], tmp_path, tools)
+        if lr == '0.5':
+            assert len(outcome.reused) == len(first)
+            assert 'two / seed 3 / pretrain: its config is what it was before' in text
+            assert 'two / seed 3 / segmentation: its config is what it was before' in text
+    assert not outcome.finished
+
+
 def test_a_failed_run_is_shown_and_does_not_stop_the_others(tmp_path: Path, tools: Path) -> None:
     _, runs = planned(tmp_path, SMALL_CONFIG.replace('0.5}', "0.5, 'fail': 'yes'}"))
     outcome, text = execute(runs, tmp_path, tools)
@@ -213,7 +225,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, tools: Path)
     _, runs = planned(tmp_path, SMALL_CONFIG)
     runs[1].directory.mkdir(parents=True)
     (runs[1].directory / 'thesis.txt').touch()
-    with pytest.raises(ValueError, match='is not empty and was not written by a comparison'):
+    with pytest.raises(ValueError, match=r'is not empty and has no readable run\.json'):
         execute(runs, tmp_path, tools)
     assert (runs[1].directory / 'thesis.txt').exists()
     assert not runs[0].directory.exists()
