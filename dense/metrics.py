@@ -57,6 +57,8 @@ class SegmentationIoU(_DenseMetric):
 
     def __init__(self, ignore_index: int = 255, output_dir: str | None = None, **kwargs: str) -> None:
         super().__init__(output_dir, **kwargs)
+        if type(ignore_index) is not int:
+            raise ValueError(f'SegmentationIoU.ignore_index={ignore_index!r}: expected a whole number')
         self.ignore_index = ignore_index
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
@@ -139,7 +141,8 @@ class DepthErrors(_DenseMetric):
     valid pixel has no errors; a warning says so.
 
     Args:
-        metrics: Which of the above are reported.
+        errors: Which of the above are reported. (Not named ``metrics``: of a dict with that key mmengine makes an
+            evaluator of several metrics.)
         min_depth, max_depth: Range of depths, metres.
         crop: ``'nyu_eigen'`` counts only rows 45-470 and columns 41-600 of 480x640 images, in proportion for
             other sizes, as is usual for NYU; ``None`` counts the whole image.
@@ -152,7 +155,7 @@ class DepthErrors(_DenseMetric):
 
     def __init__(
         self,
-        metrics: Sequence[str] = ('delta1', 'delta2', 'delta3', 'abs_rel', 'rmse', 'log10', 'silog'),
+        errors: Sequence[str] = ('delta1', 'delta2', 'delta3', 'abs_rel', 'rmse', 'log10', 'silog'),
         min_depth: float = 1e-3,
         max_depth: float = 10.0,
         crop: str | None = None,
@@ -160,14 +163,14 @@ class DepthErrors(_DenseMetric):
         **kwargs: str,
     ) -> None:
         super().__init__(output_dir, **kwargs)
-        unknown = [name for name in metrics if name not in _DEPTH_ERRORS]
-        if unknown or not metrics:
-            raise ValueError(f'DepthErrors.metrics={list(metrics)}: expected some of {", ".join(_DEPTH_ERRORS)}')
-        if not 0 < min_depth < max_depth:
+        listed = isinstance(errors, list | tuple)
+        if not listed or not errors or any(name not in _DEPTH_ERRORS for name in errors):
+            raise ValueError(f'DepthErrors.errors={errors!r}: expected a list of some of {", ".join(_DEPTH_ERRORS)}')
+        if not all(isinstance(depth, int | float) for depth in (min_depth, max_depth)) or not 0 < min_depth < max_depth:
             raise ValueError(f'DepthErrors: min_depth={min_depth}, max_depth={max_depth}; expected 0 < min < max')
         if crop not in (None, 'nyu_eigen'):
             raise ValueError(f'DepthErrors.crop={crop!r}: expected None or "nyu_eigen"')
-        self.metrics = tuple(metrics)
+        self.errors = tuple(errors)
         self.min_depth, self.max_depth = min_depth, max_depth
         self.crop = crop
 
@@ -180,7 +183,7 @@ class DepthErrors(_DenseMetric):
                 values = None
                 if valid.any():
                     errors = depth_errors(prediction[valid].clamp(self.min_depth, self.max_depth), truth[valid])
-                    values = [errors[name] for name in self.metrics]
+                    values = [errors[name] for name in self.errors]
                 self.results.append((sample.get('subset', ''), values))
             millimetres = (prediction * 1000).round().clamp(0, 65535)
             self._write(sample, millimetres.cpu().numpy().astype(np.uint16))
@@ -203,17 +206,17 @@ class DepthErrors(_DenseMetric):
         )
         if all(values is None for _, values in results):
             raise ValueError(invalid.format(f'{len(results)} images'))
-        table = PrettyTable(['subset', 'images', 'without depth', *self.metrics])
+        table = PrettyTable(['subset', 'images', 'without depth', *self.errors])
         report: dict[str, float] = {}
         for subset in dict.fromkeys(subset for subset, _ in results):
             rows = [values for name, values in results if name == subset]
             measured = [values for values in rows if values is not None]
             prefix = f'{subset}/' if subset else ''
             report[f'{prefix}images_without_depth'] = len(rows) - len(measured)
-            means = ['-'] * len(self.metrics)
+            means = ['-'] * len(self.errors)
             if measured:
                 errors = np.mean(np.array(measured, dtype=np.float64), axis=0).tolist()
-                report |= {f'{prefix}{name}': value for name, value in zip(self.metrics, errors, strict=True)}
+                report |= {f'{prefix}{name}': value for name, value in zip(self.errors, errors, strict=True)}
                 means = [f'{value:.4f}' for value in errors]
             else:
                 print_log(invalid.format(f'{len(rows)} images of {subset}'), logger='current', level=logging.WARNING)

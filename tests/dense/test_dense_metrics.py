@@ -154,7 +154,7 @@ def random_depths(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_depth_errors_equal_the_definitions_averaged_over_images() -> None:
     pairs = [random_depths(seed) for seed in range(3)]
-    metric = METRICS.build(dict(type='DepthErrors', metrics=ALL))  # mmseg's DepthMetric raises when given names
+    metric = METRICS.build(dict(type='DepthErrors', errors=ALL))  # mmseg's DepthMetric raises when given names
     metric.process({}, [depth_sample(*pair) for pair in pairs])
     result = metric.evaluate(size=3)
     oracles = [depth_oracle(*pair) for pair in pairs]
@@ -167,7 +167,7 @@ def test_depth_errors_equal_the_definitions_averaged_over_images() -> None:
 def test_closed_forms() -> None:
     """A prediction twice too large everywhere."""
     truth = np.array([[1.0, 2.0, 4.0]])
-    metric = DepthErrors(metrics=ALL)
+    metric = DepthErrors(errors=ALL)
     metric.process({}, [depth_sample(2 * truth, truth)])
     result = metric.evaluate(size=1)
     expected = dict(delta1=0, delta2=0, delta3=0, abs_rel=1, sq_rel=7 / 3, rmse=math.sqrt(7))
@@ -189,7 +189,7 @@ def test_an_image_without_valid_depth_is_counted_apart() -> None:
 
 def test_range_masks_truth_and_clamps_predictions() -> None:
     prediction, truth = np.array([[0.0, 50.0, 3.0, 3.0]]), np.array([[1.0, 5.0, 0.4, 6.0]])
-    metric = DepthErrors(metrics=('rmse',), min_depth=0.5, max_depth=5.0)
+    metric = DepthErrors(errors=('rmse',), min_depth=0.5, max_depth=5.0)
     metric.process({}, [depth_sample(prediction, truth)])
     # 0.4 and 6 m are outside; 0 counts as 0.5 and 50 as 5.
     assert metric.evaluate(size=1)['rmse'] == pytest.approx(math.sqrt((0.5**2 + 0) / 2))
@@ -203,7 +203,7 @@ def test_eigen_crop(shape: tuple[int, int], box: tuple[int, int, int, int]) -> N
     prediction[top:bottom, left:right] = 2.0
     inside = prediction.copy()
     inside[top, left] = inside[bottom - 1, right - 1] = 4.0
-    metric = DepthErrors(metrics=('abs_rel',), crop='nyu_eigen')
+    metric = DepthErrors(errors=('abs_rel',), crop='nyu_eigen')
     metric.process({}, [depth_sample(prediction, truth)])
     assert metric.evaluate(size=1)['abs_rel'] == 0
     metric.process({}, [depth_sample(inside, truth)])
@@ -213,7 +213,7 @@ def test_eigen_crop(shape: tuple[int, int], box: tuple[int, int, int, int]) -> N
 def test_subsets_are_not_mixed() -> None:
     pairs = [random_depths(seed) for seed in range(3)]
     subsets = ['in_scene', 'cross_scene', 'in_scene']
-    metric = DepthErrors(metrics=('rmse',))
+    metric = DepthErrors(errors=('rmse',))
     metric.process({}, [depth_sample(*p, subset=s) for p, s in zip(pairs, subsets, strict=True)])
     rmse = [depth_oracle(*pair)['rmse'] for pair in pairs]
     assert metric.evaluate(size=3) == pytest.approx(
@@ -228,7 +228,7 @@ def test_subsets_are_not_mixed() -> None:
 
 def test_a_subset_without_valid_depth_leaves_the_others_their_errors() -> None:
     pair = random_depths(0)
-    metric = DepthErrors(metrics=('rmse',))
+    metric = DepthErrors(errors=('rmse',))
     samples = [depth_sample(*pair, subset='in_scene'), depth_sample(pair[0], 0 * pair[1], subset='cross_scene')]
     metric.process({}, samples)
     expected = {'in_scene/rmse': depth_oracle(*pair)['rmse'], 'in_scene/images_without_depth': 0}
@@ -253,7 +253,11 @@ def test_predictions_of_images_of_one_name_in_two_folders_are_both_written(tmp_p
 
 
 @pytest.mark.parametrize(
-    'options', [dict(metrics=['rsme']), dict(metrics=[]), dict(min_depth=0.0), dict(max_depth=1e-4), dict(crop='garg')]
+    'options',
+    [
+        *(dict(errors=['rsme']), dict(errors=[]), dict(errors='rmse'), dict(crop='garg')),
+        *(dict(min_depth=0.0), dict(max_depth=1e-4), dict(min_depth='near')),
+    ],
 )
 def test_bad_depth_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match='DepthErrors'):
