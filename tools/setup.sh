@@ -5,6 +5,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [ -n "${SKIPLESS_PYTHON:-}" ]; then
+    if ! command -v "$SKIPLESS_PYTHON" >/dev/null; then
+        echo "error: SKIPLESS_PYTHON=$SKIPLESS_PYTHON is no program; name an interpreter, or unset it" >&2
+        exit 2
+    fi
     echo "$SKIPLESS_PYTHON"
     exit
 fi
@@ -14,7 +18,7 @@ wanted=$(cksum <pyproject.toml)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! [ -x "$python" ]; then
     base=
     for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
-        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             base=$candidate
             break
         fi
@@ -24,7 +28,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! [ -x "$python" ]; then
         exit 1
     fi
     echo "installing into .venv (a few minutes, most of it PyTorch)" >&2
-    [ -x "$python" ] || "$base" -m venv .venv
+    # Made anew also where making it was interrupted.
+    "$python" -m pip --version >/dev/null 2>&1 || "$base" -m venv --clear .venv
     "$python" -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]' >&2
     echo "$wanted" >"$stamp"
 fi
