@@ -50,6 +50,11 @@ class SkiplessViT(BaseModule):
     ) -> None:
         if init_cfg is not None:
             raise ValueError(f'backbone.init_cfg={init_cfg!r}: expected None; use `checkpoint` for weights')
+        for key, value in (('frozen', frozen), ('norm', norm)):
+            if not isinstance(value, bool):  # any text is true, 'no' included
+                raise ValueError(f'backbone.{key}={value!r}: expected True or False')
+        if which not in ('teacher', 'student'):
+            raise ValueError(f'backbone.which={which!r}: expected "teacher" or "student"')
         super().__init__()
         if checkpoint:
             vit = {'weight_init': 'skip', **vit}  # initialising costs seconds and would be overwritten
@@ -128,7 +133,9 @@ def _resampling(cells: int, share: float) -> Tensor:
 
 
 def _resolve_blocks(indices: Sequence[int], depth: int) -> tuple[int, ...]:
-    given = f'backbone.out_indices={tuple(indices)}'
+    given = f'backbone.out_indices={indices!r}'
+    if not isinstance(indices, list | tuple) or any(type(i) is not int for i in indices):
+        raise ValueError(f'{given}: expected a list of block numbers, e.g. (-1,) for the last one')
     if any(not -depth <= i < depth for i in indices):
         raise ValueError(f'{given}: the model has blocks 0 to {depth - 1} (or -{depth} to -1)')
     resolved = tuple(i % depth for i in indices)

@@ -57,6 +57,12 @@ class _PairedFolders(BaseSegDataset):
 
     def full_init(self) -> None:
         self._unreadable: set[str] = set()
+        folders = {'img_path', self.annotation_key}
+        if set(self.data_prefix) != folders:
+            raise ValueError(
+                f'dataset.data_prefix names {", ".join(sorted(self.data_prefix))}; '
+                f'expected {", ".join(sorted(folders))}'
+            )
         # Where predictions are written, they keep their place below it.
         self._metainfo['image_folder'] = str(self.data_prefix['img_path'])
         super().full_init()
@@ -68,7 +74,13 @@ class _PairedFolders(BaseSegDataset):
         """Data of the listed stems, or of all images; ``more`` is added to each."""
         images = Path(self.data_prefix['img_path'])
         annotations = Path(self.data_prefix[self.annotation_key])
-        by_stem = {p.relative_to(images).with_suffix('').as_posix(): p for p in self._images(images)}
+        by_stem: dict[str, Path] = {}
+        for path in self._images(images):
+            other = by_stem.setdefault(path.relative_to(images).with_suffix('').as_posix(), path)
+            if other != path:
+                raise ValueError(
+                    f'{other} and {path} differ in nothing but the suffix, so both would take one annotation'
+                )
         stems = list(by_stem) if stems is None else stems
         absent = [stem for stem in stems if stem not in by_stem]
         if absent:
@@ -106,7 +118,11 @@ class _PairedFolders(BaseSegDataset):
     def _lines(self, file: Path) -> list[str]:
         if not file.is_file():
             raise FileNotFoundError(f'list {file} does not exist; {self._hint()}')
-        lines = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        try:
+            text = file.read_text(encoding='utf-8')
+        except UnicodeDecodeError as error:
+            raise ValueError(f'list {file} is no UTF-8 text ({error.reason}); expected one entry a line') from error
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             raise FileNotFoundError(f'list {file} is empty')
         return lines
@@ -222,6 +238,8 @@ class NYUDepth(_PairedFolders):
     ) -> None:
         if subsets and kwargs.get('ann_file'):
             raise ValueError('dataset: give either `subsets` or `ann_file`; both choose the images')
+        if not isinstance(subsets or {}, Mapping):
+            raise ValueError(f'dataset.subsets={subsets!r}: expected a dict of names and lists')
         self.subsets = dict(subsets or {})
         prefix = data_prefix or dict(img_path='images/train', depth_map_path='annotations/train')
         super().__init__(data_prefix=dict(prefix), **kwargs)
@@ -262,8 +280,7 @@ class ScenesSegmentation(BaseSegDataset):
         cache: bool = True,
         **kwargs: Any,
     ) -> None:
-        height_width = size if isinstance(size, int) else (size[0], size[1])
-        self.scenes = SceneSplit(seed=seed, split=split, length=length, size=height_width)
+        self.scenes = SceneSplit(seed=seed, split=split, length=length, size=size)
         self.name = f'scenes_{split}_{seed}'
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] | None = {} if cache else None
         super().__init__(**kwargs)

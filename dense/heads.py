@@ -31,8 +31,12 @@ class _LinearHead(BaseDecodeHead):
         in_index: int | Sequence[int] | None,
         **kwargs: Any,
     ) -> None:
-        several = not isinstance(in_channels, int)
-        widths = [in_channels] if isinstance(in_channels, int) else list(in_channels)
+        several = isinstance(in_channels, list | tuple)
+        widths: list[Any] = list(in_channels) if isinstance(in_channels, list | tuple) else [in_channels]
+        if not widths or any(type(width) is not int or width < 1 for width in widths):
+            raise ValueError(f'decode_head.in_channels={in_channels!r}: expected a positive integer or a list of them')
+        if type(outputs) is not int or outputs < 1:
+            raise ValueError(f'decode_head: {outputs!r} outputs (num_classes or num_bins); expected a positive integer')
         if in_index is None:
             in_index = list(range(len(widths))) if several else -1
         if isinstance(in_index, int) == several or (not isinstance(in_index, int) and len(in_index) != len(widths)):
@@ -55,6 +59,12 @@ class _LinearHead(BaseDecodeHead):
 
     def logits(self, inputs: Sequence[Tensor]) -> Tensor:
         """Feature maps to (B, outputs, h, w)."""
+        last = self.in_index if isinstance(self.in_index, int) else max(self.in_index)
+        if last >= len(inputs):
+            raise ValueError(
+                f'decode_head uses feature map {last} (in_index, or one for each entry of in_channels) and the '
+                f'backbone gives {len(inputs)}; list as many widths in in_channels as blocks in backbone.out_indices'
+            )
         features = self._transform_inputs(inputs)
         if features.shape[1] != self.channels:
             raise ValueError(
@@ -132,12 +142,14 @@ class LinearDepthHead(_LinearHead):
         loss_decode: dict | Sequence[dict] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not 0 < min_depth < max_depth:
+        if not all(isinstance(depth, int | float) for depth in (min_depth, max_depth)) or not 0 < min_depth < max_depth:
             raise ValueError(f'decode_head: min_depth={min_depth}, max_depth={max_depth}; expected 0 < min < max')
         if spacing not in ('uniform', 'log'):
             raise ValueError(f'decode_head.spacing={spacing!r}: expected "uniform" or "log"')
         if normalisation not in ('linear', 'softmax'):
             raise ValueError(f'decode_head.normalisation={normalisation!r}: expected "linear" or "softmax"')
+        if type(upsample) is not int or upsample < 1:
+            raise ValueError(f'decode_head.upsample={upsample!r}: expected a positive integer')
         loss_decode = loss_decode or dict(type='ScaleInvariantLogLoss')
         super().__init__(in_channels, num_bins, in_index, loss_decode=loss_decode, **kwargs)
         # To mmseg the head's output is its depth, one channel; the bins are its own affair.

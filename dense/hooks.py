@@ -15,7 +15,7 @@ import numpy as np
 from mmengine.dist import all_reduce_params, master_only
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from mmseg.engine.hooks import SegVisualizationHook
 from mmseg.registry import HOOKS
 from mmseg.structures import SegDataSample
@@ -32,7 +32,8 @@ class SummaryHook(Hook):
     Keys: ``status`` ("finished"), ``metrics`` (of the last evaluation), ``iterations``, ``seed``,
     ``parameters``, ``trainable_parameters``, ``cpu_seconds`` (of this process and its data workers) and
     ``wall_seconds``. A metric that is not finite is null, and a warning names it. The file appears whole or not at
-    all, and only when the run has come to its end.
+    all, and only when the run has come to its end. Before the first step it sees to it that head and data speak of
+    the same classes.
     """
 
     priority = 'VERY_LOW'
@@ -42,6 +43,14 @@ class SummaryHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         self.started = time.monotonic()
+
+    def before_train(self, runner: Runner) -> None:
+        for loop in (runner.train_loop, runner._val_loop):
+            if isinstance(loop, BaseLoop):
+                _check_classes(_network(runner), loop.dataloader.dataset)
+
+    def before_test(self, runner: Runner) -> None:
+        _check_classes(_network(runner), runner.test_dataloader.dataset)
 
     def after_val_epoch(self, runner: Runner, metrics: Mapping[str, Any] | None = None) -> None:
         self.metrics = dict(metrics or {})
@@ -87,12 +96,15 @@ class SummaryHook(Hook):
 class FiniteLossHook(Hook):
     """Ends a run whose loss is no longer finite, which would go on to a plausible but meaningless result.
 
+    So would one whose loss was exactly 0 whenever it was looked at, because no pixel has a label or a depth.
+
     Args:
         interval: Iterations between looks; each waits for the device.
     """
 
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
+        self.learned = False
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
@@ -102,6 +114,12 @@ class FiniteLossHook(Hook):
                     f'the loss is {loss} at iteration {runner.iter + 1}; lower optim_wrapper.optimizer.lr, and go on '
                     'from an earlier checkpoint with --resume CKPT'
                 )
+            self.learned |= loss != 0
+            if not self.learned and self.is_last_train_iter(runner):
+                raise ValueError(
+                    'the loss was exactly 0 throughout, so nothing was learned: no pixel of the training set has a '
+                    'label that counts or a known depth; check its annotations, their unit (scale) and what is ignored'
+                )
 
 
 def check_backbone(network: Any, meta: Mapping[str, Any], path: str | Path) -> None:
@@ -109,6 +127,17 @@ def check_backbone(network: Any, meta: Mapping[str, Any], path: str | Path) -> N
     vit, held = getattr(network.backbone, 'vit', None), meta.get('architecture')
     if vit is not None and held is not None:
         check_architecture(vit, held, path)
+
+
+def _check_classes(network: Any, dataset: Any) -> None:
+    """Refuse a head with fewer outputs than classes, which fails at some label, or with more, which trains."""
+    outputs = getattr(getattr(network, 'decode_head', None), 'num_classes', None)
+    classes = getattr(dataset, 'metainfo', {}).get('classes')
+    if outputs is not None and classes is not None and len(classes) != outputs:
+        raise ValueError(
+            f'model.decode_head.num_classes={outputs} and {type(dataset).__name__} has {len(classes)} classes; '
+            f'set it to {len(classes)}, or choose the head and the data of the same task'
+        )
 
 
 def _network(runner: Runner) -> Any:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.dist import master_only
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from dense import configs
 from dense.hooks import SummaryHook, check_backbone
 from skipless.checkpoint import read_checkpoint
 from skipless.command_line import check_options
 from skipless.distributed import join_process_group
-from skipless.files import appears_whole
+from skipless.files import alone_in, appears_whole
 
 Options = Mapping[str, Any]
 
@@ -39,6 +42,11 @@ class DenseRunner(Runner):
             # mmengine always names a device, which torch refuses for modules on the CPU.
             return MMDistributedDataParallel(module=model, broadcast_buffers=False)
         return super().wrap_model(model_wrapper_cfg, model)
+
+    def train(self) -> nn.Module:
+        # Two runs would write the same checkpoints.
+        with alone_in(self.work_dir) if self.rank == 0 else nullcontext():
+            return super().train()
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **words: Any) -> None:
@@ -79,7 +87,7 @@ def train(
     found = resume if resume not in (None, 'auto') else _newest_readable(held)
     if resume is not None and found is not None:
         cfg.load_from, cfg.resume = str(found), True
-    if cfg.load_from:
+    if cfg.get('load_from'):
         _read_checkpoint(cfg.load_from)  # mmengine unpickles what it cannot load safely; this refuses
     if amp:
         _use_mixed_precision(cfg)
@@ -137,6 +145,9 @@ def evaluate(
     while is_model_wrapper(model) or (tta and hasattr(model, 'module')):
         model = model.module
     check_backbone(model, content.get('meta', {}), checkpoint)
+    lost = [k for k, v in content['state_dict'].items() if isinstance(v, torch.Tensor) and not v.isfinite().all()]
+    if lost:
+        raise ValueError(f'checkpoint {checkpoint}: {lost[0]} has non-finite values; use an earlier checkpoint')
     try:
         model.load_state_dict(content['state_dict'])
     except RuntimeError as error:
@@ -152,12 +163,15 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     Raises:
         FileNotFoundError, ValueError: There is no such config, or an option has no place in it.
     """
-    if not Path(config).is_file():
-        raise FileNotFoundError(f'config {config} does not exist')
-    cfg = Config.fromfile(config)
-    check_options(cfg_options or {}, cfg.to_dict(), {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS})
-    planned = cfg.get('train_cfg', {}).get('max_iters')
-    cfg.merge_from_dict(dict(cfg_options or {}))
+    cfg = configs.read_file(config)
+    _check_kind(cfg, config)
+    known = {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS} - {'launcher'}
+    if 'data_root' not in cfg:
+        known -= {'data_root'}  # data without files has no use for it
+    check_options(cfg_options or {}, cfg.to_dict(), known)
+    planned = (cfg.get('train_cfg') or {}).get('max_iters')
+    configs.merge(cfg, cfg_options or {})
+    _check_run(cfg)
     for stage in ('train', 'val', 'test') if 'data_root' in (cfg_options or {}) else ():
         cfg[f'{stage}_dataloader'].dataset.data_root = cfg.data_root
     if 'train_cfg.max_iters' in (cfg_options or {}) and not any(
@@ -175,6 +189,37 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     return cfg
 
 
+def _check_kind(cfg: Config, config: str) -> None:
+    """Refuse a config that is not of stage 2, or only a part of one."""
+    if 'arms' in cfg:
+        raise ValueError(f'config {config} describes a comparison; run it by tools/compare.py')
+    if 'pretrain' in (cfg.get('custom_imports') or {}).get('imports', ()):
+        raise ValueError(f'config {config} is of stage 1; run it by tools/pretrain.py')
+    missing = [key for key in ('model', 'default_hooks', 'train_dataloader', 'test_dataloader') if key not in cfg]
+    if missing:
+        raise ValueError(f'config {config} has no {", ".join(missing)}; is it one of the parts in _base_?')
+
+
+def _check_run(cfg: Config) -> None:
+    """Refuse what mmengine would take for a run without iterations, or find in the middle of one."""
+    for path in ('train_cfg.max_iters', 'train_cfg.val_interval', 'default_hooks.checkpoint.interval'):
+        value: Any = cfg
+        for name in path.split('.'):
+            value = (value or {}).get(name)
+        never = value is None or (path.startswith('default_hooks') and value == -1)
+        if not never and (type(value) is not int or value < 1):
+            raise ValueError(f'{path}={value!r}: expected a positive whole number')
+    # mmengine would find it at the first checkpoint, with the iterations up to there lost.
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    takers = (CheckpointHook.__init__, Runner.save_checkpoint)
+    takes = {name for taker in takers for name in inspect.signature(taker).parameters}
+    unknown = sorted({*hook} - takes - {'type', '_scope_', 'priority'}) if hook.get('type') == 'CheckpointHook' else []
+    if hook.get('max_keep_ckpts') == 1:
+        raise ValueError('default_hooks.checkpoint.max_keep_ckpts=1: it is removed before the next is written; keep 2')
+    if unknown:
+        raise ValueError(f'default_hooks.checkpoint has no option {unknown[0]!r}; it takes {", ".join(sorted(takes))}')
+
+
 def _stretch_schedule(cfg: Config, planned: int | None) -> None:
     """Make a schedule counted in iterations follow a run that the command line made shorter or longer."""
     for scheduler in cfg.get('param_scheduler') or []:
@@ -186,9 +231,12 @@ def _stretch_schedule(cfg: Config, planned: int | None) -> None:
 
 
 def _check_schedule(cfg: Config) -> None:
-    """Refuse a warm-up that is longer than the run."""
-    total = cfg.get('train_cfg', {}).get('max_iters')
+    """Refuse a warm-up that is longer than the run, and times that are none."""
+    total = (cfg.get('train_cfg') or {}).get('max_iters')
     for i, scheduler in enumerate(cfg.get('param_scheduler') or []):
+        for key in {'begin', 'end', 'T_max'} & set(scheduler):
+            if type(scheduler[key]) is not int:
+                raise ValueError(f'param_scheduler[{i}].{key}={scheduler[key]!r}: expected a whole number')
         begins, ends = scheduler.get('begin', 0), scheduler.get('end')
         if (
             total
@@ -234,6 +282,11 @@ def _newest_readable(checkpoints: list[Path]) -> Path | None:
             print_log(f'{error}; going on from the one before', logger='current', level=logging.WARNING)
         else:
             return path
+    if checkpoints:
+        raise ValueError(
+            f'{checkpoints[0].parent} holds no checkpoint that can be read ({len(checkpoints)} are damaged, the newest '
+            f'is {checkpoints[0].name}); remove them to begin anew'
+        )
     return None
 
 

@@ -53,7 +53,13 @@ class ScaleInvariantLogLoss(nn.Module):
 
     def __init__(self, alpha: float = 10.0, lambda_: float = 0.85, loss_name: str = 'loss_silog') -> None:
         super().__init__()
-        if not 0 <= lambda_ <= 1:
+        if not isinstance(alpha, int | float) or not alpha > 0:
+            raise ValueError(f'ScaleInvariantLogLoss.alpha={alpha!r}: expected a positive number')
+        if 'loss' not in loss_name:
+            raise ValueError(
+                f'ScaleInvariantLogLoss.loss_name={loss_name!r}: expected "loss" in it, or mmseg leaves it out'
+            )
+        if not isinstance(lambda_, int | float) or not 0 <= lambda_ <= 1:
             raise ValueError(f'ScaleInvariantLogLoss.lambda_={lambda_}: expected a number from 0 to 1')
         self.alpha = alpha
         self.lambda_ = lambda_

@@ -30,6 +30,10 @@ class SkiplessOptimWrapperConstructor:
                 f'optim_wrapper.paramwise_cfg={paramwise_cfg}: not supported here; the groups are those of '
                 f'skipless.optim (weight decay on matrices only)'
             )
+        clip = optim_wrapper_cfg.get('clip_grad') or {}
+        takes = {'type', 'max_norm', 'norm_type', 'error_if_nonfinite', 'foreach', 'clip_value'}
+        if set(clip) - takes:
+            raise ValueError(f'optim_wrapper.clip_grad={dict(clip)}: expected some of {", ".join(sorted(takes))}')
         self.config = deepcopy(optim_wrapper_cfg)
 
     def __call__(self, model: nn.Module) -> OptimWrapper:

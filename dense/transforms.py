@@ -80,6 +80,9 @@ class LoadDepthMap(BaseTransform):
     """
 
     def __init__(self, scale: float = 1e-3, max_depth: float | None = None) -> None:
+        for name, value in (('scale', scale), ('max_depth', max_depth)):
+            if value is not None and (not isinstance(value, int | float) or not 0 < value < float('inf')):
+                raise ValueError(f'LoadDepthMap.{name}={value!r}: expected a positive number')
         self.scale = scale
         self.max_depth = max_depth
 

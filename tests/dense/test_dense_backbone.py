@@ -53,8 +53,8 @@ def test_blocks_after_the_last_chosen_one_are_dropped() -> None:
     assert SkiplessViT(TINY, out_indices=(-2,)).out_indices == (2,)
 
 
-@pytest.mark.parametrize('indices', [(4,), (-5,), (2, 1), (1, 1), (3, -1), ()])
-def test_impossible_blocks_are_refused(indices: tuple[int, ...]) -> None:
+@pytest.mark.parametrize('indices', [(4,), (-5,), (2, 1), (1, 1), (3, -1), (), 1, 'a', (1.5,), (True,)])
+def test_impossible_blocks_are_refused(indices: Any) -> None:
     with pytest.raises(ValueError, match='out_indices'):
         SkiplessViT(TINY, out_indices=indices)
 
@@ -191,6 +191,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(stage1_checkpoint: Callable[.
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match='chekpoint'):
         SkiplessViT(TINY, chekpoint='x.pth')
+    for key, value in (('frozen', 'no'), ('norm', 1), ('which', 'pupil')):
+        with pytest.raises(ValueError, match=f'backbone.{key}={value!r}'):
+            SkiplessViT(TINY, **{key: value})
     with pytest.raises(ValueError, match='norm=False'):
         SkiplessViT('vit_tiny_patch16_224', depth=1, global_pool='avg')
     with pytest.raises(ValueError, match='init_cfg'):

@@ -167,6 +167,12 @@ def test_depth_of_another_type_is_refused(tmp_path: Path, array: np.ndarray) -> 
         LoadDepthMap()(depth_results(tmp_path / 'x.png', array))
 
 
+@pytest.mark.parametrize('options', [dict(scale=0), dict(scale='mm'), dict(scale=-1.0), dict(max_depth=0)])
+def test_a_unit_of_depth_that_is_none_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf'LoadDepthMap\.{next(iter(options))}='):
+        LoadDepthMap(**options)
+
+
 def test_resizing_and_padding_keep_depth_true(tmp_path: Path) -> None:
     """Values of a resized map occur in the original one, and what a batch pads is unknown."""
     raw = np.random.default_rng(0).integers(500, 9000, (20, 30)).astype(np.uint16)
@@ -327,6 +333,27 @@ def test_a_line_that_is_no_pair_is_named(camvid: Path) -> None:
     (camvid / 'val.txt').write_text('val/d.jpg valannot/d.png\nval/d.jpg\n')
     with pytest.raises(ValueError, match=r'val\.txt line 2'):
         CamVidSegmentation(data_root=str(camvid), split='val')
+
+
+def test_a_list_that_is_no_text_is_named(camvid: Path) -> None:
+    (camvid / 'val.txt').write_bytes(b'\xff\xfe\x00')
+    with pytest.raises(ValueError, match=r'list .*val\.txt is no UTF-8 text'):
+        CamVidSegmentation(data_root=str(camvid), split='val')
+
+
+def test_two_images_of_one_annotation_are_named(camvid: Path) -> None:
+    (camvid / 'val.txt').unlink(missing_ok=True)
+    (camvid / 'val' / 'd.png').write_bytes((camvid / 'val' / 'd.jpg').read_bytes())
+    with pytest.raises(ValueError, match=r'd\.jpg and .*d\.png differ in nothing but the suffix'):
+        CamVidSegmentation(data_root=str(camvid), split='val')
+
+
+def test_a_slip_in_the_folders_is_named(nyu: Path) -> None:
+    prefix = dict(img_path='images/test', depth_map_path='annotations/test', img_pth='images')
+    with pytest.raises(ValueError, match='names depth_map_path, img_path, img_pth; expected depth_map_path, img_path'):
+        NYUDepth(data_root=str(nyu), data_prefix=prefix)
+    with pytest.raises(ValueError, match=r"dataset\.subsets='far'"):
+        NYUDepth(data_root=str(nyu), subsets='far')  # type: ignore[arg-type]
 
 
 def test_a_listed_stem_without_image_is_named(nyu: Path) -> None:

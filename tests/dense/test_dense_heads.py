@@ -130,11 +130,26 @@ def test_channels_and_index_must_agree(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    'options', [dict(min_depth=0.0), dict(min_depth=5, max_depth=5), dict(spacing='cubic'), dict(normalisation='l2')]
+    'options',
+    [
+        *(dict(min_depth=0.0), dict(min_depth=5, max_depth=5), dict(spacing='cubic'), dict(normalisation='l2')),
+        *(dict(upsample=0), dict(upsample=1.5), dict(num_bins=0), dict(num_bins='x')),
+    ],
 )
 def test_bad_depth_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r'decode_head'):
         LinearDepthHead(4, **options)
+
+
+@pytest.mark.parametrize('widths', [0, -4, 'x', [], [4, 0], True])
+def test_a_width_that_is_none_is_named(widths: Any) -> None:
+    with pytest.raises(ValueError, match=r'decode_head\.in_channels='):
+        LinearSegHead(widths, num_classes=3)
+
+
+def test_a_map_that_the_backbone_does_not_give_is_named() -> None:
+    with pytest.raises(ValueError, match=r'feature map 1 .* gives 1; .*out_indices'):
+        LinearSegHead([6, 6], num_classes=3)([torch.randn(1, 6, 2, 2)])
 
 
 def test_wrong_width_is_named() -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 from mmseg.registry import DATASETS, METRICS, MODELS
 
+from dense.datasets import ScenesDepth, ScenesSegmentation
 from dense.hooks import SummaryHook
 from dense.launch import DenseRunner, evaluate, read_config, train
 from skipless.command_line import run_command
+from skipless.files import alone_in
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'dense'
 TINY = {
@@ -106,12 +109,39 @@ def test_new_entries_are_not_slips() -> None:
     ('words', 'message'),
     [
         (dict(config='nowhere.py'), 'config nowhere.py does not exist'),
+        (dict(config=str(CONFIGS.parent / 'experiments' / 'quickstart.py')), 'run it by tools/compare.py'),
+        (dict(config=str(CONFIGS.parent / 'pretrain' / 'mae_vit_micro_scenes.py')), 'run it by tools/pretrain.py'),
+        (dict(config=str(CONFIGS / '_base_' / 'linear_seg.py')), 'has no default_hooks, train_dataloader'),
         (dict(config=SEG, cfg_options={'model.backbone.name': 'vit_huge_patch99'}), 'vit_huge_patch99'),
         (dict(config=SEG, cfg_options={**TINY, 'model.backbone.chekpoint': 'x'}), 'chekpoint'),
         (dict(config=SEG, cfg_options={**TINY, 'model.decode_head.type': 'LinearHead'}), 'LinearHead'),
         (dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iter': 3}), 'max_iter'),
         (dict(config=SEG, cfg_options={**TINY, 'optim_wrapper.paramwise_cfg.norm_decay_mult': 0}), 'paramwise_cfg'),
         (dict(config=SEG, cfg_options={**TINY, 'model.decode_head.in_channels': 48}), 'in_channels'),
+        (
+            dict(config=SEG, cfg_options={**TINY, 'model.decode_head.num_classes': 11}),
+            'ScenesSegmentation has 12 classes',
+        ),
+        (
+            dict(config=SEG, cfg_options={**TINY, 'model.decode_head.num_classes': 13}),
+            'ScenesSegmentation has 12 classes',
+        ),
+        (
+            dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iters': 0}),
+            'train_cfg.max_iters=0: expected a positive',
+        ),
+        (dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iters': 'x'}), "train_cfg.max_iters='x'"),
+        (dict(config=SEG, cfg_options={**TINY, 'train_cfg.val_interval': 0}), 'train_cfg.val_interval=0'),
+        (dict(config=SEG, cfg_options={**TINY, 'default_hooks.checkpoint.interval': 0}), 'checkpoint.interval=0'),
+        (dict(config=SEG, cfg_options={'param_scheduler.7.end': 3}), 'option param_scheduler.7.end=3 does not fit'),
+        (dict(config=SEG, cfg_options={'param_scheduler.0.end': 'x'}), "param_scheduler[0].end='x': expected a whole"),
+        (dict(config=SEG, cfg_options={'default_hooks.checkpoint.max_keep_ckpts': 1}), 'max_keep_ckpts=1'),
+        (dict(config=SEG, cfg_options={'default_hooks.checkpoint.max_keep': 3}), "no option 'max_keep'"),
+        (dict(config=SEG, cfg_options={**TINY, 'optim_wrapper.clip_grad.max_nrm': 1.0}), 'max_nrm'),
+        (dict(config=SEG, cfg_options={'data_root': 'x'}), 'data_root'),
+        (dict(config=SEG, cfg_options={'launcher': 'x'}), 'launcher'),
+        (dict(config=SEG, cfg_options={**TINY, 'val_evaluator.ignore_index': 'x'}), "ignore_index='x'"),
+        (dict(config=SEG, cfg_options={'randomness.sed': 3}), "unexpected keyword argument 'sed'"),
         (dict(config=CAMVID, cfg_options={'model.backbone.init': 'timm'}), 'data/camvid'),
         (dict(config=SEG, resume='nowhere.pth'), 'nowhere.pth does not exist'),
     ],
@@ -187,6 +217,46 @@ def test_resume_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
     assert (tmp_path / 'last_checkpoint').read_text().endswith('iter_4.pth')
     log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
     assert 'resumed epoch' in log
+
+
+def test_a_config_chooses_the_errors_that_are_reported(tmp_path: Path) -> None:
+    metrics = train(DEPTH, str(tmp_path), cfg_options={**TINY, 'val_evaluator.errors': ['rmse']})
+    assert metrics.keys() == {'images_without_depth', 'rmse'}
+
+
+def test_without_a_readable_checkpoint_resuming_does_not_begin_anew(tmp_path: Path) -> None:
+    for name in ('iter_2.pth', 'iter_4.pth'):
+        (tmp_path / name).write_bytes(b'PK')
+    with pytest.raises(ValueError, match=r'no checkpoint that can be read \(2 are damaged, .*iter_4\.pth'):
+        train(SEG, str(tmp_path), resume='auto', cfg_options=TINY)
+
+
+@pytest.mark.parametrize(('config', 'value'), [(SEG, 255), (DEPTH, 0)])
+def test_a_training_set_of_which_nothing_counts_gives_no_result(
+    config: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScenesSegmentation, '_target', lambda self, scene: np.full_like(scene.label, value))
+    monkeypatch.setattr(ScenesDepth, '_target', lambda self, scene: np.full_like(scene.depth, value))
+    with pytest.raises(ValueError, match='the loss was exactly 0 throughout'):
+        train(config, str(tmp_path), cfg_options={**TINY, 'train_cfg.val_interval': 9})
+    assert not (tmp_path / 'summary.json').exists()
+
+
+def test_a_second_run_in_one_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / '.iter_2.pth.part').touch()  # left behind by a killed run
+    with alone_in(tmp_path), pytest.raises(ValueError, match='another process is training in'):
+        train(SEG, str(tmp_path), cfg_options=TINY)
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    assert not list(tmp_path.glob('.*.part'))
+
+
+def test_weights_that_are_not_finite_give_no_result(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    content = torch.load(tmp_path / 'iter_2.pth', weights_only=False)
+    content['state_dict']['decode_head.conv_seg.weight'][0, 0] = torch.nan
+    torch.save(content, tmp_path / 'lost.pth')
+    with pytest.raises(ValueError, match=r'decode_head\.conv_seg\.weight has non-finite values'):
+        evaluate(SEG, str(tmp_path / 'lost.pth'), str(tmp_path), cfg_options=TINY)
 
 
 def test_a_damaged_newest_checkpoint_costs_only_what_came_after_the_one_before(tmp_path: Path) -> None:

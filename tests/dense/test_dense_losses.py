@@ -89,5 +89,8 @@ def test_module_passes_its_options_on() -> None:
     module = MODELS.build(dict(type='ScaleInvariantLogLoss', alpha=3.0, lambda_=0.25, loss_name='loss_depth'))
     assert module.loss_name == 'loss_depth'
     assert torch.equal(module(prediction, target), scale_invariant_log_loss(prediction, target, 3.0, 0.25))
+    for key, value in (('alpha', 'much'), ('alpha', 0), ('loss_name', 'silog'), ('lambda_', 'x')):
+        with pytest.raises(ValueError, match=f'ScaleInvariantLogLoss.{key}='):
+            MODELS.build(dict(type='ScaleInvariantLogLoss', **{key: value}))
     with pytest.raises(ValueError, match='lambda_'):
         MODELS.build(dict(type='ScaleInvariantLogLoss', lambda_=1.5))
