@@ -27,7 +27,7 @@ class _PairedFolders(BaseSegDataset):
     """Images and annotations of equal stems in two folders, all pairs checked before the first one is used.
 
     Images may have any usual suffix. With ``ann_file``, a text file of stems, one a line, only those count.
-    In training an image that cannot be decoded is replaced by another and named in a warning, until more than
+    In training an image that cannot be decoded is replaced by others and named in one warning, until more than
     `MAX_UNREADABLE` of the images were such; in evaluation it is an error.
     """
 
@@ -46,13 +46,16 @@ class _PairedFolders(BaseSegDataset):
             unreadable = f'image {path} cannot be decoded'
             if self.test_mode:
                 raise ValueError(f'{unreadable}; results without it would not be comparable') from error
+            known = path in self._unreadable
             self._unreadable.add(path)
             if len(self._unreadable) > self.MAX_UNREADABLE * len(self):
                 raise ValueError(
                     f'{unreadable}, and so {len(self._unreadable)} of {len(self)} images could not, more than '
                     f'{self.MAX_UNREADABLE:.0%}; replace or remove them'
                 ) from error
-            print_log(f'{unreadable}; another one takes its place', logger='current', level=logging.WARNING)
+            if not known:
+                count = f'{len(self._unreadable)} of {len(self)} so far'
+                print_log(f'{unreadable}; others take its place ({count})', logger='current', level=logging.WARNING)
             return None
 
     def full_init(self) -> None:

@@ -261,13 +261,18 @@ def test_an_annotation_of_another_size_than_its_image_is_refused(tmp_path: Path)
 
 @pytest.mark.parametrize('content', [b'', b'no image', None])
 def test_an_unreadable_image_is_replaced_in_training_and_an_error_in_evaluation(
-    tmp_path: Path, content: bytes | None
+    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(dense.datasets, 'print_log', lambda text, **_: told.append(text))
     data = ade20k(tmp_path, 20)
     bad = tmp_path / 'images' / '03.png'
     bad.write_bytes(bad.read_bytes()[:40] if content is None else content)
     for _ in range(3):  # one of 20, however often it is met
         assert data[3]['data_samples'].img_path != str(bad)
+    assert [text.partition('03.png ')[2] for text in told] == [
+        'cannot be decoded; others take its place (1 of 20 so far)'
+    ]
     with pytest.raises(ValueError, match=r'image .*images/03.png cannot be decoded; results without it'):
         ade20k(tmp_path, 0, test_mode=True)[3]
     (tmp_path / 'images' / '07.png').write_bytes(b'')
