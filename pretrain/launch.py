@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS, init_default_scope
 
 from pretrain.runner import KEYS
-from skipless.command_line import check_options, run_command
+from skipless.command_line import check_options, parse_value, run_command, sentence
 from skipless.distributed import join_process_group
 
 
@@ -58,7 +58,10 @@ def read_config(
             raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
     options = dict(option.split('=', 1) for option in cfg_options)
     check_options(options, cfg.to_dict(), KEYS)
-    cfg.merge_from_dict({key: DictAction._parse_iterable(value) for key, value in options.items()})
+    try:
+        cfg.merge_from_dict({key: parse_value(value) for key, value in options.items()})
+    except (TypeError, KeyError, IndexError) as error:  # a dict for what is none, or a place that a list lacks
+        raise ValueError(f'--cfg-options: {sentence(error)}') from error
     init_default_scope('mmengine')
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)
