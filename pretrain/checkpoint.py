@@ -48,7 +48,7 @@ def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None
     for path in checkpoints(directory):
         try:
             return path, read_checkpoint(path)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             print_log(f'{error}; falling back to the checkpoint before it', logger='current', level=30)
     return None
 

@@ -57,6 +57,12 @@ _PLACES: dict[str, str] = {
 }
 
 
+#: What of a checkpoint's ``meta`` a run goes on from.
+_HELD: dict[str, type] = {
+    'batch_size': int, 'iter': int, 'model': dict, 'seconds': list, 'seed': int, 'world_size': int
+}  # fmt: skip
+
+
 @LOOPS.register_module()
 class PretrainLoop(IterBasedTrainLoop):
     """Iterations until ``max_iters``, or for ``max_epochs`` passes over the data.
@@ -228,11 +234,14 @@ class PretrainRunner(Runner):
                 checkpoint.set_aside(self.work_dir, self.iter)
 
     def _load(self, path: Path, content: dict[str, Any], resume: bool) -> None:
-        meta = content.get('meta', {})
-        if 'optimizer' not in content or meta.get('method') != type(self.method).__name__:
-            raise ValueError(
-                f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {meta.get("method")!r})'
-            )
+        meta: Any = content.get('meta')
+        said = meta.get('method') if isinstance(meta, dict) else None
+        if said != type(self.method).__name__:
+            raise ValueError(f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {said!r})')
+        lacking = sorted(_HELD.keys() - {key for key, kind in _HELD.items() if isinstance(meta.get(key), kind)})
+        lacking += [key for key in ('optimizer', 'state_dict') if not isinstance(content.get(key), dict)]
+        if lacking:
+            raise ValueError(f'{path} is no whole checkpoint of a run: {", ".join(lacking)} missing or of another kind')
         backbone = self.method.monitored_backbone
         check_architecture(backbone, meta.get('architecture'), path)
         held, wanted = (tag.get('grid_size') for tag in (meta.get('architecture') or {}, architecture(backbone)))
@@ -244,7 +253,7 @@ class PretrainRunner(Runner):
             self.method.load_state_dict(content['state_dict'])
             if resume:
                 self.optim_wrapper.load_state_dict(content['optimizer'])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             first = '; '.join(line.strip() for line in str(error).splitlines()[:3])
             raise ValueError(f'{path} does not fit the model and optimizer of the config: {first}') from error
         if not resume:
