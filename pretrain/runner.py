@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import hashlib
+import logging
 import resource
 import time
 from pathlib import Path
@@ -20,10 +21,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pretrain import checkpoint
-from pretrain.data import check_batch
+from pretrain.data import StreamSampler, check_batch
 from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
+from skipless.checks import check_whole
 from skipless.files import remove_unfinished
 
 # Keys of a config that mean something to the Runner or to us.
@@ -33,6 +35,10 @@ KEYS = {
     'log_level', 'model', 'model_wrapper_cfg', 'optim_wrapper', 'randomness', 'resume', 'runner_type', 'sync_bn',
     'train_cfg', 'train_dataloader', 'visualizer', 'work_dir',
 }  # fmt: skip
+#: What a run is made of.
+_DICTS = (
+    'model', 'optim_wrapper', 'optim_wrapper.optimizer', 'train_cfg', 'train_dataloader', 'train_dataloader.dataset'
+)  # fmt: skip
 # Keys that nothing reads at the top level, and where what they would say is said.
 _PLACES: dict[str, str] = {
     'accumulative_counts': 'optim_wrapper.accumulative_counts',
@@ -77,14 +83,20 @@ class PretrainLoop(IterBasedTrainLoop):
     def __init__(self, runner: Runner, dataloader: Any, max_iters: int | None = None, max_epochs: int | None = None):
         if (max_iters is None) == (max_epochs is None):
             raise ValueError(f'train_cfg: give one of max_iters={max_iters} and max_epochs={max_epochs}')
+        for name, length in (('max_iters', max_iters), ('max_epochs', max_epochs)):
+            if length is not None:
+                check_whole(f'train_cfg.{name}', length, 1)
         super().__init__(runner, dataloader, max_iters=1 if max_iters is None else max_iters)
         check_batch(len(self.dataloader.dataset), self.dataloader.batch_size, runner.world_size)
         if max_epochs is not None:
             per_epoch = len(self.dataloader.dataset) // (self.dataloader.batch_size * runner.world_size)
             self._max_iters = max_epochs * per_epoch
         check_labels(self.dataloader.dataset, runner.method)
-        if self._max_iters < 1:
-            raise ValueError(f'train_cfg: the run would have {self._max_iters} iterations; expected at least 1')
+        if not isinstance(self.dataloader.sampler, StreamSampler):
+            raise ValueError(
+                f'train_dataloader.sampler is a {type(self.dataloader.sampler).__name__}; expected '
+                "dict(type='StreamSampler'), without which every epoch would have the same crops"
+            )
 
     def run(self) -> nn.Module:
         if self._iter >= self._max_iters:
@@ -119,6 +131,7 @@ class PretrainRunner(Runner):
     @classmethod
     def from_cfg(cls, cfg: Config) -> PretrainRunner:
         check_keys(cfg)
+        check_values(cfg)
         return super().from_cfg(cfg)
 
     @property
@@ -138,6 +151,8 @@ class PretrainRunner(Runner):
         for name, hook in (hooks or {}).items():
             if name not in defaults:
                 raise ValueError(f'default_hooks.{name} is not known; known are {sorted(defaults)}')
+            if not isinstance(hook, dict):
+                raise ValueError(f'default_hooks.{name}={hook!r}: expected a dict of its options')
             defaults[name] = {**defaults[name], **hook}
         for hook in defaults.values():
             self.register_hook(hook)
@@ -323,6 +338,20 @@ def check_keys(cfg: Config) -> None:
         meant = _PLACES.get(near[0], near[0])
         if meant == near[0] or _value(cfg, meant) != cfg[key]:
             raise ValueError(f'config key {key!r} has no effect; did you mean {meant!r}?')
+
+
+def check_values(cfg: Config) -> None:
+    """Raise `ValueError` for what every run needs and has no use as it is, before anything is built."""
+    for place in _DICTS:
+        if not isinstance(_value(cfg, place), dict):
+            raise ValueError(f'config key {place!r} is {_value(cfg, place)!r}; expected a dict')
+    check_whole('train_dataloader.batch_size', _value(cfg, 'train_dataloader.batch_size'), 1)
+    check_whole('train_dataloader.num_workers', cfg.train_dataloader.get('num_workers', 0))
+    seed, level = _value(cfg, 'randomness.seed'), cfg.get('log_level', 'INFO')
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**32):
+        raise ValueError(f'randomness.seed={seed!r}: expected a whole number from 0 to 2**32 - 1')
+    if isinstance(level, str) and not isinstance(logging.getLevelName(level), int):
+        raise ValueError(f'log_level={level!r}: expected one of DEBUG, INFO, WARNING and ERROR')
 
 
 def _value(cfg: Config, place: str) -> Any:
