@@ -101,6 +101,10 @@ class PretrainLoop(IterBasedTrainLoop):
     def run(self) -> nn.Module:
         if self._iter >= self._max_iters:
             self.runner.logger.info(f'the run is already at iteration {self._iter} of {self._max_iters}: nothing to do')
+            if self._iter == self._max_iters and not (Path(self.runner.work_dir) / 'summary.json').is_file():
+                # It was killed after its last checkpoint and before it had said what it came to.
+                self.runner.call_hook('before_train')
+                self.runner.call_hook('after_train')
             return self.runner.model
         return super().run()
 

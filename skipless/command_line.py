@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -21,6 +22,10 @@ _BAD_INPUT = (
     NotADirectoryError,
     PermissionError,
 )
+
+
+#: What the file system says where nothing more can be written.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
@@ -167,7 +172,7 @@ def sentence(error: BaseException) -> str:
 
 def _built(error: Exception) -> str:
     """What was being made from the config, for an exception that was not raised to be read."""
-    if isinstance(error, _BAD_INPUT):
+    if isinstance(error, (*_BAD_INPUT, OSError)):
         return ''
     builds = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if 'obj_cls' in frame.f_locals]
     name = getattr(builds[-1]['obj_cls'], '__name__', '') if builds else ''
@@ -176,7 +181,7 @@ def _built(error: Exception) -> str:
 
 def _is_bad_input(error: Exception) -> bool:
     """Whether an exception speaks about input: by its type, or raised while a run was made from its config."""
-    if isinstance(error, _BAD_INPUT):
+    if isinstance(error, _BAD_INPUT) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return True
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(

@@ -410,6 +410,23 @@ def test_missing_config_and_foreign_checkpoint(config, tmp_path, capfd):
     assert launch(config('MAE'), str(tmp_path / 'adam'), resume=made, cfg_options=adam) == 2
 
 
+@pytest.mark.parametrize(
+    ('text', 'words'),
+    [
+        ('x = (', 'cannot be read .SyntaxError'),
+        ('raise RuntimeError("boo")', 'cannot be read .RuntimeError: boo'),
+        ('_base_ = "gone.py"', 'cannot be read .*gone.py'),
+        ('', 'runner_type is None'),
+        ('runner_type = "Runner"', "runner_type is 'Runner'; expected"),
+        ('runner_type = "Nope"', "runner_type is 'Nope'; expected"),
+    ],
+)
+def test_a_file_that_is_no_config_of_stage_1(tmp_path, capfd, text, words):
+    (tmp_path / 'some.py').write_text(text)
+    assert launch(str(tmp_path / 'some.py'), str(tmp_path / 'run')) == 2
+    assert re.search(f'error: config .*some.py .*{words}', capfd.readouterr().err)
+
+
 def test_programming_errors_keep_their_traceback(config, monkeypatch, tmp_path):
     from pretrain.methods import MAE
 
@@ -530,6 +547,37 @@ def test_setting_aside_never_overwrites_and_corrects_the_pointer(tmp_path):
     assert (tmp_path / 'last_checkpoint').read_text() == 'step_00000002.pth'
     checkpoint.set_aside(tmp_path, 0)
     assert not (tmp_path / 'last_checkpoint').exists()
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_gets_its_summary(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    summary = json.loads((work / 'summary.json').read_text())
+    (work / 'summary.json').unlink()
+    before = (work / 'monitor.jsonl').read_text()
+    assert launch(path, str(work), resume='auto', cfg_options=['train_cfg.max_iters=4']) == 0
+    again = json.loads((work / 'summary.json').read_text())
+    assert {**again, 'cpu_seconds': 0, 'wall_seconds': 0} == {**summary, 'cpu_seconds': 0, 'wall_seconds': 0}
+    assert (work / 'monitor.jsonl').read_text() == before
+
+
+def test_full_disk_is_one_sentence_and_loses_nothing(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    size = checkpoint.checkpoint_path(work, 4).stat().st_size
+    script = 'import resource, signal, sys; from pretrain.launch import launch; ' \
+             'signal.signal(signal.SIGXFSZ, signal.SIG_IGN); ' \
+             'resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); ' \
+             'raise SystemExit(launch(sys.argv[2], sys.argv[3], resume="auto"))'  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, '-c', script, str(size // 2), path, str(work)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(r'error: checkpoint .*step_00000008.pth cannot be written, .* MB free', done.stderr)
+    assert 'Traceback' not in done.stderr
+    assert [p.name for p in work.glob('*.p*t*')] == ['step_00000004.pth']
+    assert not list(work.glob('.*.part'))
+    assert launch(path, str(work), resume='auto') == 0
 
 
 def test_half_written_files_of_killed_processes_are_removed(config, tmp_path):
