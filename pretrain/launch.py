@@ -68,8 +68,8 @@ def read_config(
     runner = RUNNERS.get(cfg.runner_type) if isinstance(cfg.get('runner_type'), str) else None
     if runner is None or not issubclass(runner, PretrainRunner):
         raise ValueError(
-            f'config {config} is none of stage 1: runner_type is {cfg.get("runner_type")!r}; expected "PretrainRunner", '
-            'as from configs/pretrain/_base_/runtime.py'
+            f'config {config} is none of stage 1: runner_type is {cfg.get("runner_type")!r}; expected '
+            '"PretrainRunner", as from configs/pretrain/_base_/runtime.py'
         )
     init_default_scope('mmengine')
     cfg.launcher = launcher

@@ -35,10 +35,15 @@ def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
     the function has joined is left.
 
     Returns:
-        The process's exit status: 0, or 2 for bad input.
+        The process's exit status: 0, 2 for bad input, or 130 when interrupted from the keyboard.
     """
     try:
         function(*args, **words)
+    except KeyboardInterrupt:
+        message = 'interrupted; what was written before is whole\n'
+        exit_failed_rank(130, message)
+        sys.stderr.write(message)
+        return 130
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
             exit_failed_rank(1, traceback.format_exc())

@@ -125,3 +125,11 @@ def test_what_was_being_built_is_named_where_the_exception_does_not_say(capsys, 
 
     assert run_command(things.build, {'type': 'Wheel', 'size': 'x'}) == 2
     assert 'error: Wheel cannot be made from the config: can only concatenate' in capsys.readouterr().err
+
+
+def test_an_interruption_is_one_line(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted) == 130
+    assert capsys.readouterr().err == 'interrupted; what was written before is whole\n'
