@@ -379,7 +379,7 @@ BAD = {
     'gray backbone': ({}, ['model.backbone.in_chans=1'], 'in_chans=1'),
     'constants': ({}, ['model.backbone.init=dict(_delete_=True,alpha=nan)'], 'init alpha=nan'),
     'dict for a word': ({}, ['model.backbone.init=dict(alpha=1)'], '--cfg-options: .*_delete_=True'),
-    'place in no list': ({}, ['custom_hooks=[]', 'visualizer.vis_backends.3.type=x'], '--cfg-options: .*backends'),
+    'place in no list': ({}, ['custom_hooks=[]', 'visualizer.vis_backends.3.type=x'], '--cfg-options: Index 3 exceeds'),
     'decoder': ({}, ['model.decoder_heads=0'], 'decoder_heads=0'),
     'decoder in words': ({}, ['model.decoder_skip=no'], "decoder_skip='no'"),
 }  # fmt: skip
