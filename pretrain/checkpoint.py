@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,20 @@ def checkpoint_path(directory: str | Path, iteration: int) -> Path:
 
 
 def save(state: dict[str, Any], path: Path, keep: int) -> None:
-    """Write a checkpoint, whole or not at all whenever the process is killed, then drop the oldest beyond ``keep``."""
-    with appears_whole(path) as part:
-        torch.save(state, part)
+    """Write a checkpoint, whole or not at all whenever the process is killed, then drop the oldest beyond ``keep``.
+
+    Raises:
+        ValueError: It cannot be written, as on a full disk.
+    """
+    try:
+        with appears_whole(path) as part:
+            torch.save(state, part)
+    except (OSError, RuntimeError) as error:  # the latter is how torch says that a file cannot grow
+        free = shutil.disk_usage(path.parent).free / 1e6
+        raise ValueError(
+            f'checkpoint {path} cannot be written, with {free:.0f} MB free on its disk ({str(error).splitlines()[0]}); '
+            'make room and go on with --resume: what was written before is whole'
+        ) from error
     _point_to(path)
     for old in list(checkpoints(path.parent))[keep:]:
         old.unlink(missing_ok=True)
@@ -48,7 +60,7 @@ def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None
     for path in checkpoints(directory):
         try:
             return path, read_checkpoint(path)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             print_log(f'{error}; falling back to the checkpoint before it', logger='current', level=30)
     return None
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from pretrain.data import CropDataset, collate_crops
 from pretrain.hooks import MonitorHook
 from pretrain.runner import PretrainRunner
+from skipless.checks import check_number, check_whole
 
 
 @torch.no_grad()
@@ -81,8 +82,11 @@ class EvaluationHook(Hook):
         batch_size: int = 256,
         num_workers: int = 0,
     ) -> None:
-        if k < 1 or not temperature > 0 or (interval is not None and interval < 1):
-            raise ValueError(f'evaluation: k={k}, temperature={temperature}, interval={interval}; expected positive')
+        for name, value, low in (('k', k, 1), ('batch_size', batch_size, 1), ('num_workers', num_workers, 0)):
+            check_whole(f'EvaluationHook {name}', value, low)
+        if interval is not None:
+            check_whole('EvaluationHook interval', interval, 1)
+        check_number('EvaluationHook temperature', temperature, 0, above=True)
         self.interval = interval
         self.k = k
         self.temperature = temperature

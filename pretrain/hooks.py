@@ -20,6 +20,7 @@ from pretrain.losses import feature_std
 from pretrain.runner import PretrainRunner, plain
 from pretrain.schedules import cosine, resolve_steps, warmup_cosine
 from skipless import architecture
+from skipless.checks import check_number, check_whole
 from skipless.files import finite, write_json, write_text
 from skipless.tokens import block_statistics
 
@@ -39,12 +40,16 @@ class ScheduleHook(Hook):
     priority = 'VERY_HIGH'
 
     def __init__(self, warmup: int | float = 0, final_lr: float = 0.0, final_weight_decay: float | None = None) -> None:
+        check_number('schedule.final_lr', final_lr, 0)
+        if final_weight_decay is not None:
+            check_number('schedule.final_weight_decay', final_weight_decay, 0)
         self.warmup = warmup
         self.final_lr = final_lr
         self.final_weight_decay = final_weight_decay
 
     def before_train(self, runner: PretrainRunner) -> None:
-        self.total = max(1, runner.max_iters // _accumulation(runner))
+        # The last step may have fewer iterations than the others.
+        self.total = -(-runner.max_iters // _accumulation(runner))
         resolve_steps(self.warmup, self.total)
 
     def before_run(self, runner: PretrainRunner) -> None:
@@ -90,8 +95,10 @@ class MonitorHook(Hook):
         collapse_cosine: float = 0.99,
         patience: int = 3,
     ) -> None:
-        if interval < 1 or statistics_interval < 1:
-            raise ValueError(f'monitor: intervals of {interval} and {statistics_interval} iterations; expected >= 1')
+        whole = dict(interval=interval, statistics_interval=statistics_interval, images=images, patience=patience)
+        for name, value in whole.items():
+            check_whole(f'monitor.{name}', value, 1)
+        check_number('monitor.collapse_cosine', collapse_cosine)
         self.interval = interval
         self.statistics_interval = statistics_interval
         self.images = images
@@ -260,8 +267,8 @@ class SaveHook(Hook):
     priority = 'VERY_LOW'
 
     def __init__(self, interval: int = 500, keep: int = 2) -> None:
-        if interval < 1 or keep < 1:
-            raise ValueError(f'checkpoint: interval={interval}, keep={keep}; expected both >= 1')
+        check_whole('checkpoint.interval', interval, 1)
+        check_whole('checkpoint.keep', keep, 1)
         self.interval = interval
         self.keep = keep
         self.due = False

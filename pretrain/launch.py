@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS, init_default_scope
 
-from pretrain.runner import KEYS
-from skipless.command_line import check_options, run_command
+from pretrain.runner import KEYS, PretrainRunner
+from skipless.command_line import check_options, parse_value, run_command, sentence
 from skipless.distributed import join_process_group
 
 
@@ -52,13 +52,25 @@ def read_config(
     """Read a config and apply the command line to it."""
     if not Path(config).is_file():
         raise FileNotFoundError(f'config {config} does not exist')
-    cfg = Config.fromfile(config)
+    try:
+        cfg = Config.fromfile(config)
+    except Exception as error:  # a config is code, and may raise anything
+        raise ValueError(f'config {config} cannot be read ({type(error).__name__}: {sentence(error)})') from error
     for option in cfg_options:
         if '=' not in option:
             raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
     options = dict(option.split('=', 1) for option in cfg_options)
     check_options(options, cfg.to_dict(), KEYS)
-    cfg.merge_from_dict({key: DictAction._parse_iterable(value) for key, value in options.items()})
+    try:
+        cfg.merge_from_dict({key: parse_value(value) for key, value in options.items()})
+    except (TypeError, KeyError, IndexError) as error:  # a dict for what is none, or a place that a list lacks
+        raise ValueError(f'--cfg-options: {sentence(error)}') from error
+    runner = RUNNERS.get(cfg.runner_type) if isinstance(cfg.get('runner_type'), str) else None
+    if runner is None or not issubclass(runner, PretrainRunner):
+        raise ValueError(
+            f'config {config} is none of stage 1: runner_type is {cfg.get("runner_type")!r}; expected '
+            '"PretrainRunner", as from configs/pretrain/_base_/runtime.py'
+        )
     init_default_scope('mmengine')
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)

@@ -14,6 +14,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 from torch import nn
 
 from pretrain.methods.base import Method
+from skipless.checks import check_number, check_whole
 from skipless.optim import build_optimizer
 
 _PRECISIONS = {'float32': None, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
@@ -47,11 +48,12 @@ class PretrainOptimWrapper(OptimWrapper):
         precision: str = 'float32',
         accumulative_counts: int = 1,
     ) -> None:
+        check_whole('optim_wrapper.accumulative_counts', accumulative_counts, 1)
         super().__init__(optimizer, accumulative_counts=accumulative_counts)
-        if precision not in _PRECISIONS:
+        if not isinstance(precision, str) or precision not in _PRECISIONS:
             raise ValueError(f'optim_wrapper.precision={precision!r}: expected one of {list(_PRECISIONS)}')
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f'optim_wrapper.max_norm={max_norm}: expected a positive number or None')
+        if max_norm is not None:
+            check_number('optim_wrapper.max_norm', max_norm, 0, above=True)
         self.method = method
         self.max_norm = max_norm
         self.dtype = _PRECISIONS[precision]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import hashlib
+import logging
 import resource
 import time
 from pathlib import Path
@@ -20,10 +21,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pretrain import checkpoint
-from pretrain.data import check_batch
+from pretrain.data import StreamSampler, check_batch
 from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
+from skipless.checks import check_whole
 from skipless.files import remove_unfinished
 
 # Keys of a config that mean something to the Runner or to us.
@@ -33,6 +35,10 @@ KEYS = {
     'log_level', 'model', 'model_wrapper_cfg', 'optim_wrapper', 'randomness', 'resume', 'runner_type', 'sync_bn',
     'train_cfg', 'train_dataloader', 'visualizer', 'work_dir',
 }  # fmt: skip
+#: What a run is made of.
+_DICTS = (
+    'model', 'optim_wrapper', 'optim_wrapper.optimizer', 'train_cfg', 'train_dataloader', 'train_dataloader.dataset'
+)  # fmt: skip
 # Keys that nothing reads at the top level, and where what they would say is said.
 _PLACES: dict[str, str] = {
     'accumulative_counts': 'optim_wrapper.accumulative_counts',
@@ -57,6 +63,12 @@ _PLACES: dict[str, str] = {
 }
 
 
+#: What of a checkpoint's ``meta`` a run goes on from.
+_HELD: dict[str, type] = {
+    'batch_size': int, 'iter': int, 'model': dict, 'seconds': list, 'seed': int, 'world_size': int
+}  # fmt: skip
+
+
 @LOOPS.register_module()
 class PretrainLoop(IterBasedTrainLoop):
     """Iterations until ``max_iters``, or for ``max_epochs`` passes over the data.
@@ -71,18 +83,28 @@ class PretrainLoop(IterBasedTrainLoop):
     def __init__(self, runner: Runner, dataloader: Any, max_iters: int | None = None, max_epochs: int | None = None):
         if (max_iters is None) == (max_epochs is None):
             raise ValueError(f'train_cfg: give one of max_iters={max_iters} and max_epochs={max_epochs}')
+        for name, length in (('max_iters', max_iters), ('max_epochs', max_epochs)):
+            if length is not None:
+                check_whole(f'train_cfg.{name}', length, 1)
         super().__init__(runner, dataloader, max_iters=1 if max_iters is None else max_iters)
         check_batch(len(self.dataloader.dataset), self.dataloader.batch_size, runner.world_size)
         if max_epochs is not None:
             per_epoch = len(self.dataloader.dataset) // (self.dataloader.batch_size * runner.world_size)
             self._max_iters = max_epochs * per_epoch
         check_labels(self.dataloader.dataset, runner.method)
-        if self._max_iters < 1:
-            raise ValueError(f'train_cfg: the run would have {self._max_iters} iterations; expected at least 1')
+        if not isinstance(self.dataloader.sampler, StreamSampler):
+            raise ValueError(
+                f'train_dataloader.sampler is a {type(self.dataloader.sampler).__name__}; expected '
+                "dict(type='StreamSampler'), without which every epoch would have the same crops"
+            )
 
     def run(self) -> nn.Module:
         if self._iter >= self._max_iters:
             self.runner.logger.info(f'the run is already at iteration {self._iter} of {self._max_iters}: nothing to do')
+            if self._iter == self._max_iters and not (Path(self.runner.work_dir) / 'summary.json').is_file():
+                # It was killed after its last checkpoint and before it had said what it came to.
+                self.runner.call_hook('before_train')
+                self.runner.call_hook('after_train')
             return self.runner.model
         return super().run()
 
@@ -113,6 +135,7 @@ class PretrainRunner(Runner):
     @classmethod
     def from_cfg(cls, cfg: Config) -> PretrainRunner:
         check_keys(cfg)
+        check_values(cfg)
         return super().from_cfg(cfg)
 
     @property
@@ -132,6 +155,8 @@ class PretrainRunner(Runner):
         for name, hook in (hooks or {}).items():
             if name not in defaults:
                 raise ValueError(f'default_hooks.{name} is not known; known are {sorted(defaults)}')
+            if not isinstance(hook, dict):
+                raise ValueError(f'default_hooks.{name}={hook!r}: expected a dict of its options')
             defaults[name] = {**defaults[name], **hook}
         for hook in defaults.values():
             self.register_hook(hook)
@@ -228,11 +253,14 @@ class PretrainRunner(Runner):
                 checkpoint.set_aside(self.work_dir, self.iter)
 
     def _load(self, path: Path, content: dict[str, Any], resume: bool) -> None:
-        meta = content.get('meta', {})
-        if 'optimizer' not in content or meta.get('method') != type(self.method).__name__:
-            raise ValueError(
-                f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {meta.get("method")!r})'
-            )
+        meta: Any = content.get('meta')
+        said = meta.get('method') if isinstance(meta, dict) else None
+        if said != type(self.method).__name__:
+            raise ValueError(f'{path} is no checkpoint of a {type(self.method).__name__} run (it says {said!r})')
+        lacking = sorted(_HELD.keys() - {key for key, kind in _HELD.items() if isinstance(meta.get(key), kind)})
+        lacking += [key for key in ('optimizer', 'state_dict') if not isinstance(content.get(key), dict)]
+        if lacking:
+            raise ValueError(f'{path} is no whole checkpoint of a run: {", ".join(lacking)} missing or of another kind')
         backbone = self.method.monitored_backbone
         check_architecture(backbone, meta.get('architecture'), path)
         held, wanted = (tag.get('grid_size') for tag in (meta.get('architecture') or {}, architecture(backbone)))
@@ -244,7 +272,7 @@ class PretrainRunner(Runner):
             self.method.load_state_dict(content['state_dict'])
             if resume:
                 self.optim_wrapper.load_state_dict(content['optimizer'])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             first = '; '.join(line.strip() for line in str(error).splitlines()[:3])
             raise ValueError(f'{path} does not fit the model and optimizer of the config: {first}') from error
         if not resume:
@@ -314,6 +342,20 @@ def check_keys(cfg: Config) -> None:
         meant = _PLACES.get(near[0], near[0])
         if meant == near[0] or _value(cfg, meant) != cfg[key]:
             raise ValueError(f'config key {key!r} has no effect; did you mean {meant!r}?')
+
+
+def check_values(cfg: Config) -> None:
+    """Raise `ValueError` for what every run needs and has no use as it is, before anything is built."""
+    for place in _DICTS:
+        if not isinstance(_value(cfg, place), dict):
+            raise ValueError(f'config key {place!r} is {_value(cfg, place)!r}; expected a dict')
+    check_whole('train_dataloader.batch_size', _value(cfg, 'train_dataloader.batch_size'), 1)
+    check_whole('train_dataloader.num_workers', cfg.train_dataloader.get('num_workers', 0))
+    seed, level = _value(cfg, 'randomness.seed'), cfg.get('log_level', 'INFO')
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**32):
+        raise ValueError(f'randomness.seed={seed!r}: expected a whole number from 0 to 2**32 - 1')
+    if isinstance(level, str) and not isinstance(logging.getLevelName(level), int):
+        raise ValueError(f'log_level={level!r}: expected one of DEBUG, INFO, WARNING and ERROR')
 
 
 def _value(cfg: Config, place: str) -> Any:

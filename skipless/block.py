@@ -8,6 +8,8 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
+from skipless.checks import check_flag
+
 
 class ResidualFreeBlock(Block):
     """Pre-norm transformer block with optional skips (arXiv 2510.00345, section 3).
@@ -24,7 +26,7 @@ class ResidualFreeBlock(Block):
         **kwargs: Passed to timm's ``Block``.
 
     Raises:
-        ValueError: ``drop_path > 0`` where a skip is missing.
+        ValueError: ``drop_path > 0`` where a skip is missing, or a flag is no bool.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class ResidualFreeBlock(Block):
         drop_path: float = 0.0,
         **kwargs: Any,
     ) -> None:
+        check_flag('attention_skip', attention_skip)
+        check_flag('mlp_skip', mlp_skip)
         check_drop_path(drop_path, attention_skip, mlp_skip)
         super().__init__(dim, num_heads, drop_path=drop_path, **kwargs)
         self.attention_skip = attention_skip

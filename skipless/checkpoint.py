@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
                     'state_dict': {key: file.get_tensor(key) for key in file.keys()},
                     'meta': file.metadata() or {},
                 }
+        _check_sums(path)
         with torch.serialization.safe_globals(_INERT):
             content = torch.load(path, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:
@@ -105,6 +107,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f'checkpoint {path} holds a {type(content).__name__}; expected a dict of tensors')
     return content
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the checksums of a ``.pth``'s parts, which torch writes and never looks at again."""
+    if zipfile.is_zipfile(path):  # older files are none
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f'{damaged} does not have its checksum')
 
 
 def read_backbone(path: str | Path, which: str = 'teacher') -> BackboneWeights:
@@ -124,8 +135,8 @@ def read_backbone(path: str | Path, which: str = 'teacher') -> BackboneWeights:
     for key in ('state_dict', 'model', which):
         if isinstance(state.get(key), dict):
             state = state[key]
-    meta = content.get('meta') if isinstance(content.get('meta'), dict) else {}
-    assert meta is not None
+    meta: Any = content.get('meta')
+    meta = meta if isinstance(meta, dict) else {}
     for prefix in (f'{which}.backbone.', 'backbone.vit.', 'backbone.', 'module.backbone.', 'module.', ''):
         if f'{prefix}patch_embed.proj.weight' in state:
             break
@@ -194,9 +205,12 @@ def check_architecture(model: nn.Module, held: Mapping[str, Any] | None, path: s
         path: Where they come from, for the message.
 
     Raises:
-        ValueError: The skips or the number of heads differ.
+        ValueError: The skips or the number of heads differ, or the tag is none.
     """
     wanted = architecture(model)
+    skips = [(held or {}).get(skip, True) for skip in ('attention_skip', 'mlp_skip')] if _is_tag(held) else [None]
+    if not all(isinstance(skip, bool) for skip in skips):
+        raise ValueError(f'checkpoint {path} has an architecture tag that says nothing: {held!r}')
     tag = {'attention_skip': True, 'mlp_skip': True, **(held or {})}
     if tag.get('num_heads', wanted['num_heads']) != wanted['num_heads']:
         raise ValueError(
@@ -210,6 +224,10 @@ def check_architecture(model: nn.Module, held: Mapping[str, Any] | None, path: s
             f'{describe_architecture(wanted)}; the names would fit but the features be meaningless, so build the model '
             f'with attention_skip={tag["attention_skip"]}, mlp_skip={tag["mlp_skip"]}'
         )
+
+
+def _is_tag(held: Any) -> bool:
+    return held is None or isinstance(held, Mapping)
 
 
 def _resample_position(model: VisionTransformer, source: dict[str, Tensor], grid: list[int] | None) -> list[str]:

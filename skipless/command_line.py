@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import os
@@ -22,7 +23,7 @@ _BAD_INPUT = (
     PermissionError,
 )
 
-# The disk or the user's share of it is full, or cannot be written to.
+# What the file system says where nothing more can be written.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -33,15 +34,20 @@ def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
     the function has joined is left.
 
     Returns:
-        The process's exit status: 0, or 2 for bad input.
+        The process's exit status: 0, 2 for bad input, or 130 when interrupted from the keyboard.
     """
     try:
         function(*args, **words)
+    except KeyboardInterrupt:
+        message = 'interrupted; what was written before is whole\n'
+        exit_failed_rank(130, message)
+        sys.stderr.write(message)
+        return 130
     except Exception as error:
         if os.environ.get('SKIPLESS_TRACEBACK') or not _is_bad_input(error):
             exit_failed_rank(1, traceback.format_exc())
             raise
-        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {sentence(error)}\n'
+        message = f'(set SKIPLESS_TRACEBACK=1 to see where it was raised)\nerror: {_built(error)}{sentence(error)}\n'
         exit_failed_rank(2, message)
         sys.stderr.write(message)
         return 2
@@ -76,6 +82,69 @@ def check_options(keys: Collection[str], config: Mapping[str, Any], known: Colle
             raise ValueError(f'--cfg-options {key}: no such key{_did_you_mean(leaf, known)}')
 
 
+def parse_value(text: str) -> Any:
+    """The value of an option as a config file would have it.
+
+    A Python literal, in which ``dict(...)`` and bare words may stand; else commas make a list; else a bool, a number or
+    the text itself. Quotes keep a text as it is.
+    """
+    text = text.strip()
+    try:
+        tree = ast.parse(text, mode='eval').body
+        # As mmengine has it, a list also without brackets.
+        return list(_literal(tree)) if isinstance(tree, ast.Tuple) and text[0] != '(' else _literal(tree)
+    except (SyntaxError, ValueError, RecursionError):
+        pass
+    bracketed = text[:1] + text[-1:] in ('[]', '()')
+    parts = _split(text[1:-1] if bracketed else text)
+    if not bracketed and len(parts) < 2:
+        return _word(text)
+    values = [parse_value(part) for part in parts]
+    return tuple(values) if text[0] == '(' else values
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
+        return node.value
+    if isinstance(node, ast.Name):
+        return _word(node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        values = [_literal(item) for item in node.elts]
+        return values if isinstance(node, ast.List) else tuple(values)
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        number = _literal(node.operand)
+        if isinstance(number, int | float):
+            return -number if isinstance(node.op, ast.USub) else number
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict' and not node.args:
+        words = {word.arg: _literal(word.value) for word in node.keywords}
+        if None not in words:  # as dict(**something) has it
+            return words
+    raise ValueError('no literal')
+
+
+def _word(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None if text == 'None' else {'true': True, 'false': False}.get(text.lower(), text)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas that are in no bracket."""
+    parts, depth = [''], 0
+    for character in text:
+        depth += (character in '([') - (character in ')]')
+        if character == ',' and depth == 0:
+            parts.append('')
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]
+
+
 def _check_parents(key: str, parents: list[str], config: Mapping[str, Any], known: Collection[str]) -> None:
     node: Any = config
     for depth, name in enumerate(parents, start=1):
@@ -103,6 +172,15 @@ def sentence(error: BaseException) -> str:
     if 'Original Traceback' in text:  # from a data worker: its last line is the message
         text = text.strip().splitlines()[-1].partition(': ')[2]
     return ' '.join(text.split()) or type(error).__name__
+
+
+def _built(error: Exception) -> str:
+    """What was being made from the config, for an exception that was not raised to be read."""
+    if isinstance(error, (*_BAD_INPUT, OSError)):
+        return ''
+    builds = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if 'obj_cls' in frame.f_locals]
+    name = getattr(builds[-1]['obj_cls'], '__name__', '') if builds else ''
+    return f'{name} cannot be made from the config: ' if name else ''
 
 
 def _is_bad_input(error: Exception) -> bool:

@@ -15,6 +15,8 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from skipless.checks import check_flag, check_number
+
 
 @dataclass(frozen=True)
 class InitRecipe:
@@ -39,11 +41,10 @@ class InitRecipe:
 
     def __post_init__(self) -> None:
         for name in ('alpha', 'beta'):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f'init {name}={getattr(self, name)!r}: expected a finite number >= 0')
+            check_number(f'init {name}', getattr(self, name), 0)
         for name in ('c', 'fc1_gain', 'fc2_gain'):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f'init {name}={getattr(self, name)!r}: expected a finite number > 0')
+            check_number(f'init {name}', getattr(self, name), 0, above=True)
+        check_flag('init centred', self.centred)
         if self.alpha == self.beta == 0:
             raise ValueError('init alpha=0 and beta=0: queries and keys would be zero; raise one of them')
 
@@ -77,7 +78,7 @@ def resolve_recipe(init: str | dict[str, Any] | InitRecipe) -> InitRecipe | None
     if isinstance(init, dict):
         fields = dict(init)
         preset = fields.pop('preset', 'vit_small')
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f'init preset {preset!r} is not known; use one of {list(PRESETS)}')
         unknown = sorted(set(fields) - set(InitRecipe.__dataclass_fields__))
         if unknown:
@@ -196,6 +197,8 @@ def _init_attention_(attention: Any, recipe: InitRecipe, generator: torch.Genera
 
 
 def _init_mlp_(mlp: Any, recipe: InitRecipe, generator: torch.Generator | None) -> None:
+    if not (hasattr(mlp, 'fc1') and hasattr(mlp, 'fc2')):
+        raise ValueError(f'the MLP is a {type(mlp).__name__}; the init is defined for two layers, fc1 and fc2')
     fc1 = recipe.fc1_gain * scaled_orthogonal(mlp.fc1.out_features, mlp.fc1.in_features, generator)
     fc2 = recipe.fc2_gain * scaled_orthogonal(mlp.fc2.out_features, mlp.fc2.in_features, generator)
     mlp.fc1.weight.copy_(fc1)

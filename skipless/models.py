@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from functools import partial
 from typing import Any
 
@@ -69,12 +70,14 @@ def build_backbone(name: str, **kwargs: Any) -> VisionTransformer:
     Raises:
         ValueError: The name is unknown, the model is no ViT, or its sizes do not fit.
     """
-    if not timm.is_model(name):
-        near = timm.list_models(f'*{name.split("_patch")[0]}*')[:5]
-        raise ValueError(f'backbone name {name!r} is not registered with timm' + (f'; near it: {near}' if near else ''))
+    if not isinstance(name, str) or not timm.is_model(name):
+        near = difflib.get_close_matches(str(name), timm.list_models(), n=3)
+        raise ValueError(
+            f'backbone name {name!r} is not registered with timm' + (f'; did you mean one of {near}?' if near else '')
+        )
     try:
         model = timm.create_model(name, **{'num_classes': 0, **kwargs})
-    except (TypeError, AssertionError) as error:
+    except (TypeError, AttributeError, ArithmeticError, AssertionError) as error:
         raise ValueError(f'backbone {name!r} cannot be built with {kwargs}: {error}') from error
     if not isinstance(model, VisionTransformer):
         raise ValueError(f'backbone {name!r} is a {type(model).__name__}; expected a timm VisionTransformer')

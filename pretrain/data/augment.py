@@ -21,6 +21,7 @@ from pretrain.data.colour import (
     solarise,
 )
 from pretrain.data.options import build_options
+from skipless.checks import check_number
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -120,6 +121,11 @@ class DeviceAugment(nn.Module):
                 f'DeviceAugment: views has no group {sorted(unknown)[0]!r}; the groups are global_crops and local_crops'
             )
         self.views = {group: _build_views(views.get(group, {})) for group in ('global_crops', 'local_crops')}
+        for name, values in (('mean', mean), ('std', std)):
+            if not isinstance(values, Sequence) or len(values) != 3:
+                raise ValueError(f'DeviceAugment: {name}={values!r}; expected three numbers, one for each channel')
+            for value in values:
+                check_number(f'DeviceAugment: {name}', value, 0, above=name == 'std')
         # Not part of checkpoints: constants of the config.
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from mmengine.registry import FUNCTIONS
 
+from skipless.checks import check_number
+
 CROP_GROUPS = ('global_crops', 'local_crops')
 
 
@@ -42,8 +44,7 @@ class BadFiles:
     """
 
     def __init__(self, max_rate: float, patience: int = 1000) -> None:
-        if not 0 <= max_rate <= 1:
-            raise ValueError(f'bad files: max_rate={max_rate!r} is not a share from 0 to 1')
+        check_number('bad_files.max_rate', max_rate, 0, 1)
         self.max_rate = max_rate
         self.patience = patience
         self.drawn = 0

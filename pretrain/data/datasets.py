@@ -24,6 +24,7 @@ from pretrain.data.crops import build_crops, cut_crops
 from pretrain.data.folders import PathList, find_images
 from pretrain.data.images import EncodedPicture, Picture, PixelPicture, UndecodableImage, open_picture
 from pretrain.data.sampler import Draw
+from skipless.checks import check_whole
 from skipless.scenes import SceneSplit
 
 MAX_SUBSTITUTES = 32
@@ -58,7 +59,9 @@ class CropDataset(Dataset, ABC):
         classes: Sequence[str] = (),
         limit: int | None = None,
     ) -> None:
-        if limit is not None and not 1 <= limit <= size:
+        if limit is not None:
+            check_whole(f'{type(self).__name__}: limit', limit, 1)
+        if limit is not None and limit > size:
             raise ValueError(
                 f'{type(self).__name__}: limit={limit} but there are {size} images; give a number from 1 to {size}'
             )
@@ -140,9 +143,11 @@ class ImageFolder(CropDataset):
         labelled: bool | None = None,
         limit: int | None = None,
     ) -> None:
-        roots = [root] if isinstance(root, (str, os.PathLike)) else list(root)
-        if not roots:
+        roots = [root] if isinstance(root, (str, os.PathLike)) else root
+        if isinstance(roots, Sequence) and not roots:
             raise ValueError('ImageFolder: root is an empty list; name at least one folder')
+        if not isinstance(roots, Sequence) or not all(isinstance(r, (str, os.PathLike)) for r in roots):
+            raise ValueError(f'ImageFolder: root={root!r}; expected the path of a folder, or a list of some')
         found = [(os.fspath(folder), path) for folder in roots for path in find_images(folder)]
         names = [path.split(os.sep, 1)[0] if os.sep in path else None for _, path in found]
         if labelled and None in names:
@@ -196,6 +201,8 @@ class PackedArrays(CropDataset):
         labelled: bool | None = None,
         limit: int | None = None,
     ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ValueError(f'PackedArrays: path={path!r}; expected the path of an .npz file')
         self.path, self.split = os.fspath(path), split
         self.source = f'{self.path} ({split})'
         self._arrays = NpzArrays(self.path)
@@ -255,7 +262,7 @@ class PackedArrays(CropDataset):
 
     def _images(self) -> np.ndarray:
         images = self._array('images', 'images')
-        if images.dtype != np.uint8 or images.shape[3:] not in ((), (3,)) or images.ndim < 3:
+        if images.dtype != np.uint8 or images.shape[3:] not in ((), (3,)) or images.ndim < 3 or 0 in images.shape[1:]:
             raise ValueError(
                 f'PackedArrays: {self.split}_images of {self.path} is {images.dtype} '
                 f'{images.shape}; expected uint8 (N, H, W, 3) or (N, H, W)'
@@ -296,7 +303,7 @@ class PackedArrays(CropDataset):
                 f'PackedArrays: {key} of {self.path} is {labels.dtype} {labels.shape}; '
                 f'expected one integer for each of the {size} images'
             )
-        classes = [str(name) for name in self._arrays['class_names']] if 'class_names' in self._arrays else []
+        classes = self._arrays['class_names'].reshape(-1).astype(str).tolist() if 'class_names' in self._arrays else []
         wrong = np.flatnonzero((labels < 0) | (labels >= (len(classes) or np.inf)))
         if len(wrong):
             row = wrong[0]

@@ -139,11 +139,16 @@ def open_picture(path: str) -> EncodedPicture:
         UndecodableImage: also when the file cannot be read.
     """
     try:
-        with open(path, 'rb') as file:
+        with open(path, 'rb', opener=_open_at_once) as file:
             data = file.read()
     except OSError as error:
         raise UndecodableImage(path, f'cannot be read ({error.strerror})') from error
     return EncodedPicture(data, path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """As `open` does, but a pipe that has an image's name is empty instead of waited for."""
+    return os.open(path, flags | getattr(os, 'O_NONBLOCK', 0))
 
 
 def is_image_name(name: str) -> bool:

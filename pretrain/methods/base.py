@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import skipless
 from pretrain.data import DeviceAugment
+from skipless.checks import check_flag
 
 
 class Method(BaseModel):
@@ -98,12 +99,16 @@ class Method(BaseModel):
         return pool_tokens(self.monitored_backbone, tokens)
 
 
-def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False) -> VisionTransformer:
-    """Build a backbone from its config and check that it can be pretrained.
+def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False, **defaults: Any) -> VisionTransformer:
+    """Build a backbone from its config, on top of ``defaults``, and check that it can be pretrained.
 
     Raises:
-        ValueError: The config has a classifier or no pooling, or is none for `skipless.build_backbone`.
+        ValueError: The config has a classifier, no pooling or other than 3 channels, or is none for
+            `skipless.build_backbone`.
     """
+    if not isinstance(backbone, dict) or not isinstance(backbone.get('name', ''), str):
+        raise ValueError(f'backbone={backbone!r}: expected a dict such as dict(name="skipless_vit_small_patch16_224")')
+    check_flag('grad_checkpointing', grad_checkpointing)
     if backbone.get('num_classes', 0) != 0:
         raise ValueError(
             f'backbone num_classes={backbone["num_classes"]}: the backbone of a pretraining method has no '
@@ -111,7 +116,9 @@ def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False) -> Vis
         )
     if 'name' not in backbone:
         raise ValueError(f'backbone={dict(backbone)} has no name; expected e.g. name="skipless_vit_small_patch16_224"')
-    vit = skipless.build_backbone(**backbone)
+    vit = skipless.build_backbone(**{**defaults, **backbone})
+    if vit.in_chans != 3:
+        raise ValueError(f'backbone in_chans={vit.in_chans}: images have 3 channels; leave the key out')
     if vit.global_pool == '':
         raise ValueError("backbone global_pool='': pretraining needs one vector per image; use 'token' or 'avg'")
     skipless.architecture(vit)  # what cannot be described cannot be saved: complain now, not at the first checkpoint

@@ -15,6 +15,7 @@ from pretrain.masking import PatchMask, blockwise_mask
 from pretrain.methods.base import Method, build_vit, drops_patches, forward_tokens, patch_tokens, pool_tokens
 from pretrain.methods.heads import ProjectionHead
 from pretrain.schedules import cosine, linear_warmup, resolve_steps
+from skipless.checks import check_flag, check_number, check_pair, check_whole
 
 
 class Branch(nn.Module):
@@ -94,11 +95,15 @@ class DINO(Method):
         grad_checkpointing: bool = False,
     ) -> None:
         super().__init__(data_preprocessor)
-        if ibot_weight < 0:
-            raise ValueError(f'ibot_weight={ibot_weight}: expected a number >= 0')
+        check_number('ibot_weight', ibot_weight, 0)
+        check_flag('ibot_separate_head', ibot_separate_head)
+        check_flag('head_batch_norm', head_batch_norm)
+        sizes = dict(prototypes=prototypes, head_hidden=head_hidden, bottleneck=bottleneck)
+        for name, size in sizes.items():
+            check_whole(name, size, 1)
         for name, momentum in (('ema_momentum', ema_momentum), ('centre_momentum', centre_momentum)):
-            if not 0 <= momentum <= 1:
-                raise ValueError(f'{name}={momentum}: expected a number in [0, 1]')
+            check_number(name, momentum, 0, 1)
+        lengths = dict(teacher_temperature_warmup=teacher_temperature_warmup, freeze_last_layer=freeze_last_layer)
         temperatures = dict(
             student_temperature=student_temperature,
             teacher_temperature=teacher_temperature,
@@ -108,11 +113,12 @@ class DINO(Method):
             else ibot_teacher_temperature,
         )
         for name, temperature in temperatures.items():
-            if not temperature > 0:
-                raise ValueError(f'{name}={temperature}: expected a number > 0')
-        if ibot_weight and not 0 < ibot_mask_probability <= 1:
-            raise ValueError(f'ibot_mask_probability={ibot_mask_probability}: expected a number in (0, 1]')
-        if ibot_weight and not 0 < ibot_mask_ratio[0] <= ibot_mask_ratio[1] < 1:
+            check_number(name, temperature, 0, above=True)
+        for name, length in lengths.items():
+            check_number(name, length, 0)
+        check_number('ibot_mask_probability', ibot_mask_probability, 0, 1, above=True)
+        check_pair('ibot_mask_ratio', ibot_mask_ratio)
+        if not 0 < ibot_mask_ratio[0] <= ibot_mask_ratio[1] < 1:
             raise ValueError(f'ibot_mask_ratio={ibot_mask_ratio}: expected 0 < lowest <= highest < 1')
 
         self.student_temperature = student_temperature
@@ -133,7 +139,7 @@ class DINO(Method):
         self.ibot_mask_ratio = ibot_mask_ratio
         self.ibot_mask_probability = ibot_mask_probability
 
-        vit = build_vit({'dynamic_img_size': True, **backbone}, grad_checkpointing)
+        vit = build_vit(backbone, grad_checkpointing, dynamic_img_size=True)
 
         def head() -> ProjectionHead:
             return ProjectionHead(vit.num_features, prototypes, head_hidden, bottleneck, head_batch_norm)

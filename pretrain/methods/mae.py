@@ -14,6 +14,7 @@ from pretrain.losses import feature_std, mae_loss, mae_targets
 from pretrain.masking import random_masking, visible_count
 from pretrain.methods.base import Method, build_vit, drops_patches, embed_tokens, encode_tokens, patch_tokens
 from pretrain.methods.heads import Decoder, sincos_position, take
+from skipless.checks import check_flag, check_number, check_whole
 
 
 @MODELS.register_module()
@@ -48,6 +49,15 @@ class MAE(Method):
         grad_checkpointing: bool = False,
     ) -> None:
         super().__init__(data_preprocessor)
+        for name, size in dict(decoder_dim=decoder_dim, decoder_heads=decoder_heads).items():
+            check_whole(name, size, 1)
+        check_whole('decoder_depth', decoder_depth)
+        check_number('mask_ratio', mask_ratio)
+        if decoder_dim % decoder_heads:
+            raise ValueError(f'decoder_dim={decoder_dim} is not a multiple of decoder_heads={decoder_heads}')
+        flags = dict(decoder_skip=decoder_skip, normalise_targets=normalise_targets, fixed_position=fixed_position)
+        for name, flag in flags.items():
+            check_flag(name, flag)
         vit = build_vit(backbone, grad_checkpointing)
         embed = vit.patch_embed
         if vit.pos_embed is None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.methods.base import Method, build_vit, forward_tokens
+from skipless.checks import check_number, check_whole
 
 
 @MODELS.register_module()
@@ -43,8 +44,8 @@ class Supervised(Method):
         grad_checkpointing: bool = False,
     ) -> None:
         super().__init__(data_preprocessor)
-        if num_classes < 2:
-            raise ValueError(f'num_classes={num_classes}: expected at least 2')
+        check_whole('num_classes', num_classes, 2)
+        check_number('label_smoothing', label_smoothing)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f'label_smoothing={label_smoothing}: expected a number in [0, 1)')
         self.num_classes = num_classes
@@ -131,6 +132,5 @@ def cutmix(images: Tensor, others: Tensor, weight: float) -> tuple[Tensor, float
 
 
 def _used(name: str, alpha: float) -> bool:
-    if alpha < 0:
-        raise ValueError(f'{name}_alpha={alpha}: expected a number >= 0')
+    check_number(f'{name}_alpha', alpha, 0)
     return alpha > 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from skipless.checks import check_number, check_pair, check_whole
 from skipless.optim.soap import SOAP
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {'AdamW': torch.optim.AdamW, 'SOAP': SOAP}
@@ -24,8 +25,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Returns:
         Groups with ``params``, ``names`` and ``weight_decay``; empty groups are left out.
     """
-    if not isinstance(weight_decay, int | float) or not weight_decay >= 0:
-        raise ValueError(f'weight_decay={weight_decay!r}: expected a number >= 0')
+    check_number('optimizer weight_decay', weight_decay, 0)
     groups: dict[bool, dict[str, Any]] = {
         True: dict(params=[], names=[], weight_decay=weight_decay),
         False: dict(params=[], names=[], weight_decay=0.0),
@@ -66,6 +66,7 @@ def build_optimizer(
     unknown = sorted(set(kwargs) - (known - {'params', 'kwargs'}))
     if unknown:
         raise ValueError(f'optimizer {type} has no options {unknown}; it takes {sorted(known - {"params", "kwargs"})}')
+    _check_values(kwargs)
     groups = parameter_groups(model, weight_decay)
     if not groups:
         raise ValueError(f'{model.__class__.__name__} has no trainable parameters to optimise')
@@ -75,3 +76,16 @@ def build_optimizer(
         return cls(groups, **kwargs)
     except (TypeError, RuntimeError) as error:  # of the wrong type, or options that torch refuses together
         raise ValueError(f'optimizer {type} does not take the options {kwargs}: {error}') from error
+
+
+def _check_values(options: dict[str, Any]) -> None:
+    """What all optimizers mean the same by; NaN would pass the comparisons that they make themselves."""
+    if 'lr' in options and not isinstance(options['lr'], torch.Tensor):
+        check_number('optimizer lr', options['lr'], 0)
+    if 'eps' in options:
+        check_number('optimizer eps', options['eps'], 0)
+    if 'betas' in options:
+        check_pair('optimizer betas', options['betas'], 0, 1)
+    for name in ('precondition_frequency', 'max_precondition_dim'):
+        if name in options:
+            check_whole(f'optimizer {name}', options[name], 1)

@@ -306,3 +306,11 @@ def test_built_from_config_with_lists_and_without_state():
 def test_bad_options_are_one_sentence(views, message):
     with pytest.raises(ValueError, match=message):
         DeviceAugment(views)
+
+
+@pytest.mark.parametrize(
+    'statistics', [dict(mean=(0.5, 0.5)), dict(std=0.5), dict(std=(0.2, 0, 0.2)), dict(mean='abc')]
+)
+def test_statistics_are_three_numbers_that_one_can_divide_by(statistics):
+    with pytest.raises(ValueError, match=r'DeviceAugment: (mean|std)'):
+        DeviceAugment(**statistics)

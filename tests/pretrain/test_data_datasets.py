@@ -270,6 +270,7 @@ SOUND = pack([encode(c) for c in range(3)])
         ({**SOUND, 'train_bytes': np.zeros((3, 2), np.uint8)}, r'train_bytes of .* is uint8 \(3, 2\)'),
         (dict(train_images=np.zeros((2, 4, 4, 3))), r'is float64 \(2, 4, 4, 3\); expected uint8'),
         (dict(train_images=np.zeros((2, 3, 4, 4), np.uint8)), r'is uint8 \(2, 3, 4, 4\)'),
+        (dict(train_images=np.zeros((2, 0, 4, 3), np.uint8)), r'is uint8 \(2, 0, 4, 3\)'),
         ({**SOUND, 'train_labels': np.zeros(2, int)}, 'expected one integer for each of the 3 images'),
         ({**SOUND, 'train_labels': np.zeros(3)}, 'train_labels of .* is float64'),
         ({**SOUND, 'train_labels': np.array([0, 2, 1]), 'class_names': ['a', 'b']},
@@ -282,6 +283,18 @@ def test_bad_arrays_are_one_sentence(tmp_path, arrays, message):
     with pytest.raises(ValueError, match=message) as caught:
         PackedArrays(saved(tmp_path, **arrays), WHOLE)
     assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('root', [None, 3, [3]])
+def test_a_root_is_a_path_or_several(root):
+    with pytest.raises(ValueError, match=r'ImageFolder: root=.*; expected the path'):
+        ImageFolder(root, WHOLE)
+
+
+@pytest.mark.parametrize('limit', [0, 1.5, '2'])
+def test_a_limit_is_a_whole_number(tmp_path, limit):
+    with pytest.raises(ValueError, match=r'PackedArrays: limit=.*: expected a whole number >= 1'):
+        PackedArrays(saved(tmp_path, **SOUND), WHOLE, limit=limit)
 
 
 def test_labels_can_be_demanded_or_ignored(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -200,3 +201,9 @@ def test_largest_reduction_never_exceeds_the_ratio():
 def test_image_names():
     assert all(is_image_name(f'a.{end}') for end in ['jpg', 'JPEG', 'Png', 'BMP', 'webp', 'TIF', 'tiff', 'gif'])
     assert not any(is_image_name(name) for name in ('a.txt', 'jpg', '._a.jpg', 'a.jpg.part', 'README'))
+
+
+def test_a_pipe_with_an_image_name_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'pipe.png')
+    with pytest.raises(UndecodableImage, match=r'pipe\.png: empty file'):
+        open_picture(str(tmp_path / 'pipe.png'))

@@ -180,5 +180,5 @@ def test_rates_of_zero_and_one():
     BadFiles(max_rate=1.0, patience=1).update(['x: y'] * 50, seen=0)
     with pytest.raises(ValueError, match='1 of 65'):
         BadFiles(max_rate=0.0).update(['x: y'], seen=64)
-    with pytest.raises(ValueError, match=r'max_rate=1.5 is not a share'):
+    with pytest.raises(ValueError, match=r'max_rate=1.5: expected a finite number'):
         BadFiles(max_rate=1.5)

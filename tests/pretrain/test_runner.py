@@ -140,6 +140,35 @@ def test_gradient_accumulation_advances_schedules_once_per_step(config, tmp_path
     assert rates == pytest.approx([rate for rate in expected for _ in range(2)])
 
 
+def test_a_last_step_of_fewer_iterations_is_a_step_of_the_schedules(config, tmp_path):
+    work = tmp_path / 'run'
+    assert launch(config('DINO'), str(work), cfg_options=['optim_wrapper.accumulative_counts=3']) == 0
+    last = [r for r in records(work) if 'lr' in r][-1]
+    # 8 iterations are 3 steps; the third is neither at the rate nor at the momentum of the run's end.
+    assert last['lr'] == pytest.approx(1e-3)
+    assert last['momentum'] == pytest.approx(1 - 0.004 * (1 + math.cos(math.pi * 2 / 3)) / 2)
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'), [('meta', [1]), ('meta.iter', None), ('meta.seed', 'x'), ('meta.architecture', 3),
+                       ('meta.architecture', {'attention_skip': 'x'}), ('optimizer', 3), ('optimizer.optimizer', 3),
+                       ('state_dict', None), ('state_dict', 3)]
+)  # fmt: skip
+def test_a_checkpoint_with_other_content_is_refused_in_words(config, tmp_path, capfd, key, value):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=2']) == 0
+    made = checkpoint.checkpoint_path(work, 2)
+    content = read_checkpoint(made)
+    *parents, leaf = key.split('.')
+    node = content
+    for name in parents:
+        node = node[name]
+    node[leaf] = value
+    torch.save(content, tmp_path / 'other.pth')
+    assert launch(path, str(tmp_path / 'next'), resume=str(tmp_path / 'other.pth')) == 2
+    assert re.search('error: .*other.pth', capfd.readouterr().err)
+
+
 def test_random_numbers_depend_on_seed_iteration_and_rank():
     seeds = {derived_seed(s, i, r) for s in range(8) for i in range(64) for r in range(4)}
     assert len(seeds) == 8 * 64 * 4
@@ -317,7 +346,7 @@ BAD = {
     'option that nothing reads': ({}, ['max_iter=3'], "max_iter: no such key"),
     'precision': ({}, ['optim_wrapper.precision=float8'], 'float8'),
     'length': ({}, ['train_cfg.max_epochs=3'], 'max_iters=8 and max_epochs=3'),
-    'no length': ({}, ['train_cfg.max_iters=0'], 'the run would have 0 iterations'),
+    'no length': ({}, ['train_cfg.max_iters=0'], 'train_cfg.max_iters=0: expected a whole number >= 1'),
     'default hook': ({}, ['default_hooks.logger.type=LoggerHook'], 'default_hooks.logger'),
     'optimizer step': ({}, ['optim_wrapper.clip_norm=1'], 'clip_norm'),
     'other wrapper': ({}, ['optim_wrapper.type=AmpOptimWrapper'], 'Amp|method'),
@@ -326,6 +355,33 @@ BAD = {
     'warm-up in words': ({}, ['default_hooks.schedule.warmup=long'], 'long|str'),
     'part of a word': ({}, ['model.backbone.name.init=timm'], "holds no keys; set model.backbone.name="),
     'option without value': ({}, ['model'], 'KEY=VALUE'),
+    'rate of no number': ({}, ['optim_wrapper.optimizer.lr=nan'], 'lr=nan: expected a finite number'),
+    'decay without end': ({}, ['optim_wrapper.optimizer.weight_decay=inf'], 'weight_decay=inf'),
+    'one beta': ({}, ['optim_wrapper.optimizer.betas=0.9'], 'betas=0.9: expected two numbers'),
+    'no optimizer': ({}, ['optim_wrapper.optimizer=SOAP'], "'optim_wrapper.optimizer' is 'SOAP'; expected a dict"),
+    'no loop': ({}, ['train_cfg=None'], "'train_cfg' is None; expected a dict"),
+    'part of a step': ({}, ['optim_wrapper.accumulative_counts=1.5'], 'accumulative_counts=1.5'),
+    'norm': ({}, ['optim_wrapper.max_norm=big'], "max_norm='big'"),
+    'last rate': ({}, ['default_hooks.schedule.final_lr=-1'], 'final_lr=-1'),
+    'last decay': ({}, ['default_hooks.schedule.final_weight_decay=nan'], 'final_weight_decay=nan'),
+    'no images to monitor': ({}, ['default_hooks.monitor.images=0'], 'monitor.images=0'),
+    'hook turned off': ({}, ['default_hooks.monitor=None'], 'default_hooks.monitor=None: expected a dict'),
+    'part of a checkpoint': ({}, ['default_hooks.checkpoint.keep=1.5'], 'checkpoint.keep=1.5'),
+    'length in words': ({}, ['train_cfg.max_iters=long'], "train_cfg.max_iters='long'"),
+    'batch': ({}, ['train_dataloader.batch_size=0'], 'train_dataloader.batch_size=0'),
+    'seed': ({}, ['randomness.seed=x'], "randomness.seed='x'"),
+    'log level': ({}, ['log_level=LOUD'], "log_level='LOUD'"),
+    'same crops in every epoch': ({}, ['train_dataloader.sampler.type=DefaultSampler'], 'DefaultSampler; expected'),
+    'skip in words': ({}, ['model.backbone.attention_skip=no'], "attention_skip='no': expected True or False"),
+    'backbone without options': ({}, ['model.backbone=vit'], "backbone='vit': expected a dict"),
+    'backbone without a patch': ({}, ['model.backbone.patch_size=0'], 'cannot be built'),
+    'near backbone': ({}, ['model.backbone.name=skipless_vit_tinny_patch16_224'], 'skipless_vit_tiny_patch16_224'),
+    'gray backbone': ({}, ['model.backbone.in_chans=1'], 'in_chans=1'),
+    'constants': ({}, ['model.backbone.init=dict(_delete_=True,alpha=nan)'], 'init alpha=nan'),
+    'dict for a word': ({}, ['model.backbone.init=dict(alpha=1)'], '--cfg-options: .*_delete_=True'),
+    'place in no list': ({}, ['custom_hooks=[]', 'visualizer.vis_backends.3.type=x'], '--cfg-options: Index 3 exceeds'),
+    'decoder': ({}, ['model.decoder_heads=0'], 'decoder_heads=0'),
+    'decoder in words': ({}, ['model.decoder_skip=no'], "decoder_skip='no'"),
 }  # fmt: skip
 
 
@@ -352,6 +408,23 @@ def test_missing_config_and_foreign_checkpoint(config, tmp_path, capfd):
     assert 'attention_skip' in capfd.readouterr().err
     adam = ['optim_wrapper.optimizer.type=AdamW', 'optim_wrapper.optimizer.precondition_frequency=None']
     assert launch(config('MAE'), str(tmp_path / 'adam'), resume=made, cfg_options=adam) == 2
+
+
+@pytest.mark.parametrize(
+    ('text', 'words'),
+    [
+        ('x = (', 'cannot be read .SyntaxError'),
+        ('raise RuntimeError("boo")', 'cannot be read .RuntimeError: boo'),
+        ('_base_ = "gone.py"', 'cannot be read .*gone.py'),
+        ('', 'runner_type is None'),
+        ('runner_type = "Runner"', "runner_type is 'Runner'; expected"),
+        ('runner_type = "Nope"', "runner_type is 'Nope'; expected"),
+    ],
+)
+def test_a_file_that_is_no_config_of_stage_1(tmp_path, capfd, text, words):
+    (tmp_path / 'some.py').write_text(text)
+    assert launch(str(tmp_path / 'some.py'), str(tmp_path / 'run')) == 2
+    assert re.search(f'error: config .*some.py .*{words}', capfd.readouterr().err)
 
 
 def test_programming_errors_keep_their_traceback(config, monkeypatch, tmp_path):
@@ -474,6 +547,37 @@ def test_setting_aside_never_overwrites_and_corrects_the_pointer(tmp_path):
     assert (tmp_path / 'last_checkpoint').read_text() == 'step_00000002.pth'
     checkpoint.set_aside(tmp_path, 0)
     assert not (tmp_path / 'last_checkpoint').exists()
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_gets_its_summary(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    summary = json.loads((work / 'summary.json').read_text())
+    (work / 'summary.json').unlink()
+    before = (work / 'monitor.jsonl').read_text()
+    assert launch(path, str(work), resume='auto', cfg_options=['train_cfg.max_iters=4']) == 0
+    again = json.loads((work / 'summary.json').read_text())
+    assert {**again, 'cpu_seconds': 0, 'wall_seconds': 0} == {**summary, 'cpu_seconds': 0, 'wall_seconds': 0}
+    assert (work / 'monitor.jsonl').read_text() == before
+
+
+def test_full_disk_is_one_sentence_and_loses_nothing(config, tmp_path):
+    path, work = config(), tmp_path / 'run'
+    assert launch(path, str(work), cfg_options=['train_cfg.max_iters=4']) == 0
+    size = checkpoint.checkpoint_path(work, 4).stat().st_size
+    script = 'import resource, signal, sys; from pretrain.launch import launch; ' \
+             'signal.signal(signal.SIGXFSZ, signal.SIG_IGN); ' \
+             'resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); ' \
+             'raise SystemExit(launch(sys.argv[2], sys.argv[3], resume="auto"))'  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, '-c', script, str(size // 2), path, str(work)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(r'error: checkpoint .*step_00000008.pth cannot be written, .* MB free', done.stderr)
+    assert 'Traceback' not in done.stderr
+    assert [p.name for p in work.glob('*.p*t*')] == ['step_00000004.pth']
+    assert not list(work.glob('.*.part'))
+    assert launch(path, str(work), resume='auto') == 0
 
 
 def test_half_written_files_of_killed_processes_are_removed(config, tmp_path):

@@ -161,3 +161,14 @@ def test_nothing_is_unpickled(tmp_path):
         with pytest.raises(ValueError, match=name):
             read_checkpoint(tmp_path / name)
     assert not trace.exists()
+
+
+def test_a_flipped_bit_is_damage(tmp_path):
+    path = tmp_path / 'a.pth'
+    torch.save({'state_dict': {'weight': torch.zeros(10_000)}}, path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)['state_dict']['weight'].any()  # torch does not see it
+    with pytest.raises(ValueError, match=r'a\.pth is damaged .*checksum'):
+        read_checkpoint(path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skipless.command_line import check_options, run_command
+from skipless.command_line import check_options, parse_value, run_command
 
 CONFIG = {
     'model': {'backbone': {'init': 'distinct', 'name': 'vit'}, 'neck': None},
@@ -89,3 +89,55 @@ def test_what_goes_wrong_while_a_registry_builds_is_bad_input(capsys, monkeypatc
 
 def test_no_failure_is_status_0():
     assert run_command(print) == 0
+
+
+@pytest.mark.parametrize(
+    ('text', 'value'),
+    [
+        ('3', 3),
+        ('007', 7),
+        ('-1e-3', -1e-3),
+        ('false', False),
+        ('None', None),
+        ('none', 'none'),
+        ('vit_small', 'vit_small'),
+        ('3/4', '3/4'),
+        ('', ''),
+        ('1,2', [1, 2]),
+        ('[a,b]', ['a', 'b']),
+        ('(0.9,0.95)', (0.9, 0.95)),
+        ('[(1,2),[x]]', [(1, 2), ['x']]),
+        ('/my photos/ü', '/my photos/ü'),
+        ('[/my photos/a,/b]', ['/my photos/a', '/b']),
+        ('"/a,b"', '/a,b'),
+        ('dict(preset=vit_base, centred=True)', {'preset': 'vit_base', 'centred': True}),
+        ('[dict(type="Hook",at=[1,2])]', [{'type': 'Hook', 'at': [1, 2]}]),
+        ('dict(a=1', 'dict(a=1'),
+        ('dict(**x)', 'dict(**x)'),
+    ],
+)
+def test_values_of_options(text, value):
+    found = parse_value(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_what_was_being_built_is_named_where_the_exception_does_not_say(capsys, monkeypatch):
+    registry = pytest.importorskip('mmengine.registry')
+    monkeypatch.delenv('SKIPLESS_TRACEBACK', raising=False)
+    things = registry.Registry('named things')
+
+    @things.register_module()
+    class Wheel:
+        def __init__(self, size):
+            self.size = size + 1
+
+    assert run_command(things.build, {'type': 'Wheel', 'size': 'x'}) == 2
+    assert 'error: Wheel cannot be made from the config: can only concatenate' in capsys.readouterr().err
+
+
+def test_an_interruption_is_one_line(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted) == 130
+    assert capsys.readouterr().err == 'interrupted; what was written before is whole\n'

@@ -234,3 +234,13 @@ def test_default_device_does_not_move_the_draws():
             init_residual_free_(model, generator=torch.Generator().manual_seed(5))
         weights.append(model.state_dict())
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if 'blocks' in key)
+
+
+def test_what_the_init_is_not_defined_for_is_one_sentence():
+    with pytest.raises(ValueError, match='the MLP is a SwiGLU; the init is defined for two layers'):
+        timm.create_model('skipless_vit_test_patch4_32', mlp_layer=timm.layers.SwiGLU)
+    for recipe in (dict(alpha='x'), dict(centred='no'), dict(preset=[1])):
+        with pytest.raises(ValueError, match='init '):
+            timm.create_model('skipless_vit_test_patch4_32', init=recipe)
+    with pytest.raises(ValueError, match="attention_skip='False': expected True or False"):
+        timm.create_model('skipless_vit_test_patch4_32', attention_skip='False')
