@@ -15,10 +15,8 @@ The code is not part of it; ``run.json`` names its version.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import DictAction
-
 from dense.comparison import PRETRAIN, Arm, Comparison, Probe, flatten, read_config
+from skipless.command_line import option_text, parse_value
 from skipless.files import write_json
 
 RECORD = 'run.json'
@@ -80,7 +77,7 @@ class Run:
         if self.probe is None and newest_checkpoint(self.directory) is not None:
             command.append('--resume')
         if options:
-            command += ['--cfg-options', *(f'{key}={option_text(key, options[key])}' for key in options)]
+            command += ['--cfg-options', *(f'{key}={option_text(options[key])}' for key in options)]
         return command
 
     def summary(self) -> dict[str, Any] | None:
@@ -154,7 +151,7 @@ def plan(comparison: Comparison, work_dir: Path) -> list[Run]:
     """Every run of the comparison, pretraining first, each before the ones that need it.
 
     Raises:
-        ValueError: an option, or the path of ``work_dir``, cannot be handed to a child on its command line.
+        ValueError: an option cannot be handed to a child on its command line.
     """
     pretrained = [
         (arm, seed, _pretrain_run(comparison, arm, seed, work_dir) if arm.pretrain else None)
@@ -169,9 +166,8 @@ def plan(comparison: Comparison, work_dir: Path) -> list[Run]:
     runs = [run for *_, run in pretrained if run is not None] + probes
     for run in runs:
         for key, value in run.options.items():
-            option_text(key, value)
-    if probes and re.search(r'[\s,()\[\]]', _short_path(work_dir)):
-        raise ValueError(f'--work-dir {work_dir}: blanks, commas and brackets in it cannot be passed on')
+            if parse_value(option_text(value)) != value:
+                raise ValueError(f'option {key}={value!r} does not fit on a command line: put it into the config file')
     return runs
 
 
@@ -194,32 +190,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def option_text(key: str, value: Any) -> str:
-    """``value`` as ``--cfg-options`` reads it back.
-
-    Raises:
-        ValueError: mmengine's command line cannot express it (text with blanks or commas, a dict in a list).
-    """
-
-    def spell(item: Any) -> str:
-        if isinstance(item, tuple):
-            return '(' + ','.join(map(spell, item)) + ')'
-        if isinstance(item, list):
-            return '[' + ','.join(map(spell, item)) + ']'
-        return str(item)
-
-    text = spell(value)
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
-    try:
-        read_back = parser.parse_args(['--cfg-options', f'x={text}']).cfg_options['x']
-    except AssertionError:  # mmengine's own check of brackets
-        read_back = None
-    if read_back != value or type(read_back) is not type(value):
-        raise ValueError(f'option {key}={value!r} does not fit on a command line: put it into the config file')
-    return text
 
 
 def describe(runs: Sequence[Run]) -> str:

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS, init_default_scope
 
 from pretrain.runner import KEYS, PretrainRunner
-from skipless.command_line import check_options, parse_value, run_command, sentence
+from skipless.command_line import check_options, parse_options, run_command, sentence
 from skipless.distributed import join_process_group
 
 
@@ -56,13 +56,10 @@ def read_config(
         cfg = Config.fromfile(config)
     except Exception as error:  # a config is code, and may raise anything
         raise ValueError(f'config {config} cannot be read ({type(error).__name__}: {sentence(error)})') from error
-    for option in cfg_options:
-        if '=' not in option:
-            raise ValueError(f'--cfg-options {option}: expected KEY=VALUE')
-    options = dict(option.split('=', 1) for option in cfg_options)
+    options = parse_options(cfg_options)
     check_options(options, cfg.to_dict(), KEYS)
     try:
-        cfg.merge_from_dict({key: parse_value(value) for key, value in options.items()})
+        cfg.merge_from_dict(options)
     except (TypeError, KeyError, IndexError) as error:  # a dict for what is none, or a place that a list lacks
         raise ValueError(f'--cfg-options: {sentence(error)}') from error
     runner = RUNNERS.get(cfg.runner_type) if isinstance(cfg.get('runner_type'), str) else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import hashlib
 import logging
 import resource
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
 from skipless.checks import check_whole
-from skipless.files import remove_unfinished
+from skipless.files import alone_in
 
 # Keys of a config that mean something to the Runner or to us.
 KEYS = {
@@ -180,18 +180,7 @@ class PretrainRunner(Runner):
         return MODEL_WRAPPERS.build({**wrapper, **(model_wrapper_cfg or {}), 'module': model})
 
     def train(self) -> nn.Module:
-        Path(self.work_dir).mkdir(parents=True, exist_ok=True)
-        with open(Path(self.work_dir) / 'run.lock', 'w') as lock:
-            if self.rank == 0:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_unfinished(self.work_dir)
-                except BlockingIOError as error:
-                    raise ValueError(
-                        f'another process is training in {self.work_dir}; wait for it or choose another --work-dir'
-                    ) from error
-                except OSError as error:  # some network file systems have no locks
-                    self.logger.warning(f'{self.work_dir} cannot be locked ({error}); start no second run in it')
+        with alone_in(self.work_dir) if self.rank == 0 else nullcontext():
             self.started = time.time()
             return super().train()
 

@@ -82,6 +82,23 @@ def check_options(keys: Collection[str], config: Mapping[str, Any], known: Colle
             raise ValueError(f'--cfg-options {key}: no such key{_did_you_mean(leaf, known)}')
 
 
+def parse_options(words: Collection[str]) -> dict[str, Any]:
+    """Values by dotted key, from the ``KEY=VALUE`` words of ``--cfg-options``.
+
+    Raises:
+        ValueError: A word is not of this form.
+    """
+    for word in words:
+        if not word.partition('=')[0] or '=' not in word:
+            raise ValueError(f'--cfg-options {word}: expected KEY=VALUE')
+    return {key: parse_value(value) for key, value in (word.split('=', 1) for word in words)}
+
+
+def option_text(value: Any) -> str:
+    """``value`` as `parse_value` reads it back: a text as it is where that serves, else as Python writes it."""
+    return value if isinstance(value, str) and parse_value(value) == value else repr(value)
+
+
 def parse_value(text: str) -> Any:
     """The value of an option as a config file would have it.
 

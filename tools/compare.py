@@ -10,8 +10,6 @@ import sys
 import warnings
 from pathlib import Path
 
-from mmengine.config import DictAction
-
 # Python puts this folder first on the path, where "pretrain" and "train" would be scripts.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -22,7 +20,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     from dense.jobs import execute
     from dense.report import write_report
     from dense.runs import describe, plan
-    from skipless.command_line import run_command
+    from skipless.command_line import parse_options, run_command
 
 
 def parse_args() -> argparse.Namespace:
@@ -30,7 +28,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('config', type=Path, help='comparison config')
     parser.add_argument('--work-dir', type=Path, help='default: work_dirs/<name of the config>')
     parser.add_argument('--jobs', type=int, help="runs at a time, sharing the cores; default: the config's jobs")
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='key=value, overrides the config')
+    parser.add_argument(
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='key=value, overrides the config'
+    )
     return parser.parse_args()
 
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def compare(args: argparse.Namespace) -> None:
-    comparison = load(args.config, args.cfg_options)
+    comparison = load(args.config, parse_options(args.cfg_options))
     work_dir = (args.work_dir or Path('work_dirs') / args.config.stem).resolve()
     runs = plan(comparison, work_dir)
     print(f'{comparison.title}: {describe(runs)} in {work_dir}', flush=True)

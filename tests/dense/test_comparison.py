@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from mmengine.config import Config, DictAction
 
 from dense.comparison import load
-from dense.runs import describe, newest_checkpoint, option_text, plan
+from dense.runs import describe, newest_checkpoint, plan
+from skipless.command_line import parse_options
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_comparison import COMPARISON_CONFIG, planned, write_configs
@@ -174,26 +175,25 @@ def test_a_fingerprint_follows_the_whole_config_and_nothing_else(tmp_path: Path)
     assert {key for key in before if edited[key] != before[key]} == {key for key in before if key[2]}
 
 
-@pytest.mark.parametrize(
-    'value',
-    [1, 0.25, 1e-05, True, None, 'soap', 'a/b.py', [4], [1, 2.5], (3,), (1, 'x'), [[1, 2], [3, 4]], []],
-)
-def test_an_option_is_read_back_as_it_was(value: object) -> None:
-    config = Config(dict(a=0))
-    config.merge_from_dict({'a': DictAction._parse_iterable(option_text('a', value))})
-    assert config.a == value
-    assert type(config.a) is type(value)
+def test_a_command_line_carries_every_option_as_it_is(tmp_path: Path) -> None:
+    comparison = load(write_configs(tmp_path))
+    more = {'model.a': 'two words, and a comma', 'model.b': (1, 'x'), 'model.c': [dict(d=None), {}], 'model.e': '1'}
+    comparison = replace(comparison, probe_options=comparison.probe_options | more)
+    run = next(run for run in plan(comparison, tmp_path / 'a, (b)') if run.needs is not None)
+    run.needs.directory.mkdir(parents=True)
+    (run.needs.directory / 'last_checkpoint').write_text('step_1.pth')
+    (run.needs.directory / 'step_1.pth').touch()
+    command = run.command(tmp_path)
+    options = parse_options(command[command.index('--cfg-options') + 1 :])
+    assert Path(options.pop('model.backbone.checkpoint')).resolve() == run.needs.directory / 'step_1.pth'
+    assert options == run.options
 
 
-@pytest.mark.parametrize('value', ['two words', 'a,b', '1', [dict(a=1)], {}])
-def test_an_option_that_a_command_line_cannot_express_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r'option key=.* does not fit on a command line'):
-        option_text('key', value)
-
-
-def test_a_work_directory_that_cannot_be_passed_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='blanks, commas and brackets'):
-        plan(load(write_configs(tmp_path)), tmp_path / 'two words')
+def test_an_option_that_a_command_line_cannot_carry_is_refused(tmp_path: Path) -> None:
+    comparison = load(write_configs(tmp_path))
+    comparison = replace(comparison, probe_options={'custom_imports': Path})
+    with pytest.raises(ValueError, match=r'option custom_imports=.* does not fit on a command line'):
+        plan(comparison, tmp_path)
 
 
 def test_the_newest_checkpoint_is_found_after_a_move(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skipless.command_line import check_options, parse_value, run_command
+from skipless.command_line import check_options, option_text, parse_options, parse_value, run_command
 
 CONFIG = {
     'model': {'backbone': {'init': 'distinct', 'name': 'vit'}, 'neck': None},
@@ -141,3 +141,25 @@ def test_an_interruption_is_one_line(capsys):
 
     assert run_command(interrupted) == 130
     assert capsys.readouterr().err == 'interrupted; what was written before is whole\n'
+
+
+@pytest.mark.parametrize(
+    'value',
+    [1, 0.25, 1e-05, -2, True, None, 'soap', 'a/b.py', 'two words', 'a,b', '1', 'None', "it's", '', ' ', '[', 'nan',
+     [4], [], (3,), (), (1, 'x'), [[1, 2], [3.5]], {}, dict(a=1, b=dict(c=[None, 'd,e'])), [dict(a=(1,))],
+     float('inf')],
+)  # fmt: skip
+def test_an_option_is_read_back_as_it_was(value):
+    found = parse_options([f'a.b={option_text(value)}'])
+    assert found == {'a.b': value}
+    assert type(found['a.b']) is type(value)
+
+
+def test_of_an_option_given_twice_the_last_counts():
+    assert parse_options(['a=1', 'b=x=y', 'a=2']) == {'a': 2, 'b': 'x=y'}
+
+
+@pytest.mark.parametrize('word', ['a', '=1', ''])
+def test_an_option_without_key_or_value_is_told(word):
+    with pytest.raises(ValueError, match='expected KEY=VALUE'):
+        parse_options([word])
