@@ -34,6 +34,12 @@ arms = dict(
     mae_skip=dict(
         label='MAE, skip, SOAP', pretrain=_mae, options={**_mae_steps, **_skip, **_soap}, baseline='random_skip'
     ),
+    mae_skip_low=dict(
+        label='MAE, skip, SOAP 5e-4',
+        pretrain=_mae,
+        options={**_mae_steps, **_skip, **_soap_low},
+        baseline='random_skip',
+    ),
     mae_skipless=dict(
         label='MAE, skipless, distinct init, SOAP',
         pretrain=_mae,
