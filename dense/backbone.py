@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import skipless
 from skipless.checkpoint import load_backbone
+from skipless.checks import check_flag
 
 
 @MODELS.register_module()
@@ -50,9 +51,8 @@ class SkiplessViT(BaseModule):
     ) -> None:
         if init_cfg is not None:
             raise ValueError(f'backbone.init_cfg={init_cfg!r}: expected None; use `checkpoint` for weights')
-        for key, value in (('frozen', frozen), ('norm', norm)):
-            if not isinstance(value, bool):  # any text is true, 'no' included
-                raise ValueError(f'backbone.{key}={value!r}: expected True or False')
+        check_flag('backbone.frozen', frozen)
+        check_flag('backbone.norm', norm)
         if which not in ('teacher', 'student'):
             raise ValueError(f'backbone.which={which!r}: expected "teacher" or "student"')
         super().__init__()

@@ -12,6 +12,8 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
+from skipless.checks import check_number, check_whole
+
 
 class _LinearHead(BaseDecodeHead):
     """Batch norm and a 1x1 convolution on one feature map, or on several of them concatenated.
@@ -33,10 +35,11 @@ class _LinearHead(BaseDecodeHead):
     ) -> None:
         several = isinstance(in_channels, list | tuple)
         widths: list[Any] = list(in_channels) if isinstance(in_channels, list | tuple) else [in_channels]
-        if not widths or any(type(width) is not int or width < 1 for width in widths):
-            raise ValueError(f'decode_head.in_channels={in_channels!r}: expected a positive integer or a list of them')
-        if type(outputs) is not int or outputs < 1:
-            raise ValueError(f'decode_head: {outputs!r} outputs (num_classes or num_bins); expected a positive integer')
+        if not widths:
+            raise ValueError(f'decode_head.in_channels={in_channels!r}: expected at least one width')
+        for width in widths:
+            check_whole('decode_head.in_channels', width, 1)
+        check_whole('decode_head outputs (num_classes or num_bins)', outputs, 1)
         if in_index is None:
             in_index = list(range(len(widths))) if several else -1
         if isinstance(in_index, int) == several or (not isinstance(in_index, int) and len(in_index) != len(widths)):
@@ -142,14 +145,13 @@ class LinearDepthHead(_LinearHead):
         loss_decode: dict | Sequence[dict] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not all(isinstance(depth, int | float) for depth in (min_depth, max_depth)) or not 0 < min_depth < max_depth:
-            raise ValueError(f'decode_head: min_depth={min_depth}, max_depth={max_depth}; expected 0 < min < max')
+        check_number('decode_head.min_depth', min_depth, 0, above=True)
+        check_number('decode_head.max_depth', max_depth, min_depth, above=True)
         if spacing not in ('uniform', 'log'):
             raise ValueError(f'decode_head.spacing={spacing!r}: expected "uniform" or "log"')
         if normalisation not in ('linear', 'softmax'):
             raise ValueError(f'decode_head.normalisation={normalisation!r}: expected "linear" or "softmax"')
-        if type(upsample) is not int or upsample < 1:
-            raise ValueError(f'decode_head.upsample={upsample!r}: expected a positive integer')
+        check_whole('decode_head.upsample', upsample, 1)
         loss_decode = loss_decode or dict(type='ScaleInvariantLogLoss')
         super().__init__(in_channels, num_bins, in_index, loss_decode=loss_decode, **kwargs)
         # To mmseg the head's output is its depth, one channel; the bins are its own affair.

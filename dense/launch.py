@@ -21,6 +21,7 @@ from torch import nn
 from dense import configs
 from dense.hooks import SummaryHook, check_backbone
 from skipless.checkpoint import read_checkpoint
+from skipless.checks import check_whole
 from skipless.command_line import check_options
 from skipless.distributed import join_process_group
 from skipless.files import alone_in, appears_whole
@@ -207,8 +208,8 @@ def _check_run(cfg: Config) -> None:
         for name in path.split('.'):
             value = (value or {}).get(name)
         never = value is None or (path.startswith('default_hooks') and value == -1)
-        if not never and (type(value) is not int or value < 1):
-            raise ValueError(f'{path}={value!r}: expected a positive whole number')
+        if not never:
+            check_whole(path, value, 1)
     # mmengine would find it at the first checkpoint, with the iterations up to there lost.
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     takers = (CheckpointHook.__init__, Runner.save_checkpoint)

@@ -6,6 +6,8 @@ import torch
 from mmseg.registry import MODELS
 from torch import Tensor, nn
 
+from skipless.checks import check_number
+
 # Keeps the slope of the square root finite where a prediction is exact; far below any log error that counts.
 _EPSILON = 1e-12
 
@@ -53,14 +55,12 @@ class ScaleInvariantLogLoss(nn.Module):
 
     def __init__(self, alpha: float = 10.0, lambda_: float = 0.85, loss_name: str = 'loss_silog') -> None:
         super().__init__()
-        if not isinstance(alpha, int | float) or not alpha > 0:
-            raise ValueError(f'ScaleInvariantLogLoss.alpha={alpha!r}: expected a positive number')
+        check_number('ScaleInvariantLogLoss.alpha', alpha, 0, above=True)
+        check_number('ScaleInvariantLogLoss.lambda_', lambda_, 0, 1)
         if 'loss' not in loss_name:
             raise ValueError(
                 f'ScaleInvariantLogLoss.loss_name={loss_name!r}: expected "loss" in it, or mmseg leaves it out'
             )
-        if not isinstance(lambda_, int | float) or not 0 <= lambda_ <= 1:
-            raise ValueError(f'ScaleInvariantLogLoss.lambda_={lambda_}: expected a number from 0 to 1')
         self.alpha = alpha
         self.lambda_ = lambda_
         self.loss_name = loss_name

@@ -16,6 +16,8 @@ from PIL import Image
 from prettytable import PrettyTable
 from torch import Tensor
 
+from skipless.checks import check_number
+
 
 class _DenseMetric(BaseMetric):
     """What both metrics share: where predictions are written, and metric names without a prefix."""
@@ -166,8 +168,8 @@ class DepthErrors(_DenseMetric):
         listed = isinstance(errors, list | tuple)
         if not listed or not errors or any(name not in _DEPTH_ERRORS for name in errors):
             raise ValueError(f'DepthErrors.errors={errors!r}: expected a list of some of {", ".join(_DEPTH_ERRORS)}')
-        if not all(isinstance(depth, int | float) for depth in (min_depth, max_depth)) or not 0 < min_depth < max_depth:
-            raise ValueError(f'DepthErrors: min_depth={min_depth}, max_depth={max_depth}; expected 0 < min < max')
+        check_number('DepthErrors.min_depth', min_depth, 0, above=True)
+        check_number('DepthErrors.max_depth', max_depth, min_depth, above=True)
         if crop not in (None, 'nyu_eigen'):
             raise ValueError(f'DepthErrors.crop={crop!r}: expected None or "nyu_eigen"')
         self.errors = tuple(errors)

@@ -10,6 +10,8 @@ from mmcv.transforms import BaseTransform
 from mmseg.registry import TRANSFORMS
 from PIL import Image
 
+from skipless.checks import check_number
+
 IGNORE = 255
 
 
@@ -80,9 +82,9 @@ class LoadDepthMap(BaseTransform):
     """
 
     def __init__(self, scale: float = 1e-3, max_depth: float | None = None) -> None:
-        for name, value in (('scale', scale), ('max_depth', max_depth)):
-            if value is not None and (not isinstance(value, int | float) or not 0 < value < float('inf')):
-                raise ValueError(f'LoadDepthMap.{name}={value!r}: expected a positive number')
+        check_number('LoadDepthMap.scale', scale, 0, above=True)
+        if max_depth is not None:
+            check_number('LoadDepthMap.max_depth', max_depth, 0, above=True)
         self.scale = scale
         self.max_depth = max_depth
 

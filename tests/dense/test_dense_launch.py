@@ -128,7 +128,7 @@ def test_new_entries_are_not_slips() -> None:
         ),
         (
             dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iters': 0}),
-            'train_cfg.max_iters=0: expected a positive',
+            'train_cfg.max_iters=0: expected a whole number >= 1',
         ),
         (dict(config=SEG, cfg_options={**TINY, 'train_cfg.max_iters': 'x'}), "train_cfg.max_iters='x'"),
         (dict(config=SEG, cfg_options={**TINY, 'train_cfg.val_interval': 0}), 'train_cfg.val_interval=0'),
