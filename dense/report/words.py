@@ -134,7 +134,8 @@ def statement(results: Results) -> list[str]:
         summaries = [result.summary for arm in learners for result in results.pretrained(arm.name) if result.summary]
         methods = _unique(summary.get('method') for summary in summaries)
         steps = _unique(summary.get('steps') for summary in summaries)
-        how = f' by {listing(methods)}' if methods else ''
+        by = listing('labels' if method == 'Supervised' else method for method in methods)
+        how = f' by {by}' if methods else ''
         length = f' for {listing(steps)} steps' if steps else ''
         verb = 'was' if len(learners) == 1 else 'were'
         labels = listing(arm.label for arm in learners)

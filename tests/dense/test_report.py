@@ -188,6 +188,13 @@ def test_an_expectation_is_checked_in_the_direction_of_its_metric(
     assert f'ahead in {2 * leads} of 2 seeds' in verdict.evidence
 
 
+def test_supervised_training_is_said_to_be_by_labels(tmp_path: Path) -> None:
+    comparison, runs = planned(tmp_path)
+    for run in runs:
+        finish(run, method='Supervised', steps=600)
+    assert 'were pretrained by labels for 600 steps' in ' '.join(statement(collect(comparison, runs)))
+
+
 def test_the_words_say_what_was_compared_and_found(made: tuple[Comparison, list[Run]]) -> None:
     results = results_of(made)
     said = ' '.join(statement(results))
