@@ -6,19 +6,14 @@ This module reads and checks the comparison's config. :mod:`dense.runs` plans th
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmengine.logging import MMLogger
-
-from dense import configs
-from skipless.command_line import check_options
+from dense.configs import read_config
 
 PRETRAIN = 'pretrain'
 REPORT = 'report'
@@ -187,35 +182,6 @@ def flatten(options: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     return flat
 
 
-def read_config(path: Path, options: Mapping[str, Any], known: Iterable[str] = ('randomness',)) -> dict[str, Any]:
-    """The config at ``path`` with ``options`` (flat) merged, as a plain dict.
-
-    Options of ``known`` keys have a place even where the config does not mention them.
-
-    Raises:
-        FileNotFoundError, ValueError: in one sentence, what is wrong with the file or with which option.
-    """
-    with quiet():
-        # A config of the other stage is only read here, so the modules it asks for are not imported.
-        config = configs.read_file(path, import_custom_modules=False)
-    # Whoever reads the plain keys knows them better.
-    check_options(options, config.to_dict(), {*known, *(key for key in options if '.' not in key)})
-    configs.merge(config, options)
-    return config.to_dict()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without mmengine's log lines below a warning: they belong into the log of a run."""
-    logger = MMLogger.get_current_instance()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 Entry = TypeVar('Entry')
 
 
@@ -235,35 +201,24 @@ def _fill(kind: type[Entry], given: Mapping[str, Any], where: str) -> Entry:
     return kind(**{key: ' '.join(value.split()) if isinstance(value, str) else value for key, value in given.items()})
 
 
-# Of the fields whose values are taken from a config as they are.
-_TYPES: dict[Any, tuple[type, ...]] = {
-    'str': (str,),
-    'str | None': (str, type(None)),
-    'bool': (bool,),
-    'bool | None': (bool, type(None)),
-    'int': (int,),
-    'float': (int, float),
-    'dict[str, Any]': (dict,),
+# Of the fields whose values are taken from a config as they are: what they may be, and the word for it.
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    'str': ((str,), 'text'),
+    'str | None': ((str, type(None)), 'text or None'),
+    'bool': ((bool,), 'True or False'),
+    'bool | None': ((bool, type(None)), 'True, False or None'),
+    'int': ((int,), 'a whole number'),
+    'float': ((int, float), 'a finite number'),
+    'dict[str, Any]': ((dict,), 'a dict'),
 }
 
 
 def _check_type(value: Any, name: str, where: str) -> None:
-    kinds = _TYPES[name]
+    kinds, word = _TYPES[name]
     # To Python a bool is a number.
     fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
     if not fits or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f'{where}={value!r}: expected {_NAMES.get(name, name)}')
-
-
-_NAMES = {
-    'str': 'text',
-    'str | None': 'text or None',
-    'bool': 'True or False',
-    'bool | None': 'True, False or None',
-    'int': 'a whole number',
-    'float': 'a finite number',
-    'dict[str, Any]': 'a dict',
-}
+        raise ValueError(f'{where}={value!r}: expected {word}')
 
 
 def _arm(name: str, entry: Any, here: Path, where: str) -> Arm:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 
-from skipless.command_line import sentence
+from skipless.command_line import check_options, sentence
 
 
 def read_file(path: str | Path, import_custom_modules: bool = True) -> Config:
@@ -39,3 +42,32 @@ def merge(config: Config, options: Mapping[str, Any]) -> None:
             config.merge_from_dict({key: value})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f'option {key}={value!r} does not fit the config: {sentence(error)}') from error
+
+
+def read_config(path: Path, options: Mapping[str, Any], known: Iterable[str] = ('randomness',)) -> dict[str, Any]:
+    """The config at ``path`` with ``options`` (flat) merged, as a plain dict.
+
+    Options of ``known`` keys have a place even where the config does not mention them.
+
+    Raises:
+        FileNotFoundError, ValueError: in one sentence, what is wrong with the file or with which option.
+    """
+    with quiet():
+        # A config of the other stage is only read here, so the modules it asks for are not imported.
+        config = read_file(path, import_custom_modules=False)
+    # Whoever reads the plain keys knows them better.
+    check_options(options, config.to_dict(), {*known, *(key for key in options if '.' not in key)})
+    merge(config, options)
+    return config.to_dict()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without mmengine's log lines below a warning: they belong into the log of a run."""
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

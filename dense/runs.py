@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dense.comparison import PRETRAIN, Arm, Comparison, Probe, flatten, read_config
+from dense.comparison import PRETRAIN, Arm, Comparison, Probe, flatten
+from dense.configs import read_config
 from skipless.command_line import option_text, parse_value
 from skipless.files import write_json
 

@@ -24,7 +24,7 @@ from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS, MODELS
 from torch import Tensor
 
-from dense.comparison import quiet
+from dense.configs import quiet
 from dense.runs import Run, newest_checkpoint
 from skipless.checkpoint import read_checkpoint
 from skipless.tokens import mean_token_cosine
