@@ -18,11 +18,10 @@ from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
-from dense import configs
 from dense.hooks import SummaryHook, check_backbone
 from skipless.checkpoint import read_checkpoint
 from skipless.checks import check_whole
-from skipless.command_line import check_options
+from skipless.command_line import check_options, merge_options, reading_config, value_at
 from skipless.distributed import join_process_group
 from skipless.files import alone_in, appears_whole
 
@@ -164,14 +163,15 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     Raises:
         FileNotFoundError, ValueError: There is no such config, or an option has no place in it.
     """
-    cfg = configs.read_file(config)
+    with reading_config(config):
+        cfg = Config.fromfile(config)
     _check_kind(cfg, config)
     known = {*inspect.signature(Runner.__init__).parameters, *_MORE_KEYS} - {'launcher'}
     if 'data_root' not in cfg:
         known -= {'data_root'}  # data without files has no use for it
     check_options(cfg_options or {}, cfg.to_dict(), known)
     planned = (cfg.get('train_cfg') or {}).get('max_iters')
-    configs.merge(cfg, cfg_options or {})
+    merge_options(cfg, cfg_options or {})
     _check_run(cfg)
     for stage in ('train', 'val', 'test') if 'data_root' in (cfg_options or {}) else ():
         cfg[f'{stage}_dataloader'].dataset.data_root = cfg.data_root
@@ -204,9 +204,7 @@ def _check_kind(cfg: Config, config: str) -> None:
 def _check_run(cfg: Config) -> None:
     """Refuse what mmengine would take for a run without iterations, or find in the middle of one."""
     for path in ('train_cfg.max_iters', 'train_cfg.val_interval', 'default_hooks.checkpoint.interval'):
-        value: Any = cfg
-        for name in path.split('.'):
-            value = (value or {}).get(name)
+        value = value_at(cfg, path)
         never = value is None or (path.startswith('default_hooks') and value == -1)
         if not never:
             check_whole(path, value, 1)

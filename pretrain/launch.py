@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS, init_default_scope
 
 from pretrain.runner import KEYS, PretrainRunner
-from skipless.command_line import check_options, parse_options, run_command, sentence
+from skipless.command_line import check_options, merge_options, parse_options, reading_config, run_command
 from skipless.distributed import join_process_group
 
 
@@ -50,18 +50,11 @@ def read_config(
     config: str, work_dir: str | None, resume: str | None, launcher: str, amp: bool, cfg_options: list[str]
 ) -> Config:
     """Read a config and apply the command line to it."""
-    if not Path(config).is_file():
-        raise FileNotFoundError(f'config {config} does not exist')
-    try:
+    with reading_config(config):
         cfg = Config.fromfile(config)
-    except Exception as error:  # a config is code, and may raise anything
-        raise ValueError(f'config {config} cannot be read ({type(error).__name__}: {sentence(error)})') from error
     options = parse_options(cfg_options)
     check_options(options, cfg.to_dict(), KEYS)
-    try:
-        cfg.merge_from_dict(options)
-    except (TypeError, KeyError, IndexError) as error:  # a dict for what is none, or a place that a list lacks
-        raise ValueError(f'--cfg-options: {sentence(error)}') from error
+    merge_options(cfg, options)
     runner = RUNNERS.get(cfg.runner_type) if isinstance(cfg.get('runner_type'), str) else None
     if runner is None or not issubclass(runner, PretrainRunner):
         raise ValueError(

@@ -26,6 +26,7 @@ from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
 from skipless.checks import check_whole
+from skipless.command_line import value_at
 from skipless.files import alone_in
 
 # Keys of a config that mean something to the Runner or to us.
@@ -329,30 +330,22 @@ def check_keys(cfg: Config) -> None:
         if not near or cfg[key] is None:
             continue
         meant = _PLACES.get(near[0], near[0])
-        if meant == near[0] or _value(cfg, meant) != cfg[key]:
+        if meant == near[0] or value_at(cfg, meant) != cfg[key]:
             raise ValueError(f'config key {key!r} has no effect; did you mean {meant!r}?')
 
 
 def check_values(cfg: Config) -> None:
     """Raise `ValueError` for what every run needs and has no use as it is, before anything is built."""
     for place in _DICTS:
-        if not isinstance(_value(cfg, place), dict):
-            raise ValueError(f'config key {place!r} is {_value(cfg, place)!r}; expected a dict')
-    check_whole('train_dataloader.batch_size', _value(cfg, 'train_dataloader.batch_size'), 1)
+        if not isinstance(value_at(cfg, place), dict):
+            raise ValueError(f'config key {place!r} is {value_at(cfg, place)!r}; expected a dict')
+    check_whole('train_dataloader.batch_size', value_at(cfg, 'train_dataloader.batch_size'), 1)
     check_whole('train_dataloader.num_workers', cfg.train_dataloader.get('num_workers', 0))
-    seed, level = _value(cfg, 'randomness.seed'), cfg.get('log_level', 'INFO')
+    seed, level = value_at(cfg, 'randomness.seed'), cfg.get('log_level', 'INFO')
     if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**32):
         raise ValueError(f'randomness.seed={seed!r}: expected a whole number from 0 to 2**32 - 1')
     if isinstance(level, str) and not isinstance(logging.getLevelName(level), int):
         raise ValueError(f'log_level={level!r}: expected one of DEBUG, INFO, WARNING and ERROR')
-
-
-def _value(cfg: Config, place: str) -> Any:
-    """What a config has at a dotted place."""
-    node: Any = cfg
-    for name in place.split('.'):
-        node = node.get(name) if isinstance(node, (Config, dict)) else None
-    return node
 
 
 def plain(value: Any) -> Any:

@@ -1,16 +1,17 @@
-"""What the command lines of both stages share: options that have a place, and one sentence when the input is bad."""
+"""What the command lines of both stages share: configs, options that have a place, one sentence for bad input."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from skipless.distributed import exit_failed_rank, leave_process_group
 
@@ -53,6 +54,48 @@ def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:
         return 2
     leave_process_group()
     return 0
+
+
+@contextlib.contextmanager
+def reading_config(path: str | Path) -> Iterator[None]:
+    """Around the call that reads the config at ``path``: whatever it raises becomes one sentence.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is no config: a slip in its Python, a name that nothing defines, a base that is gone, ...
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'config {path} does not exist')
+    try:
+        yield
+    except Exception as error:  # the file is Python and may raise anything
+        raise ValueError(f'config {path} cannot be read ({type(error).__name__}: {sentence(error)})') from error
+
+
+class _Mergeable(Protocol):
+    """mmengine's ``Config``, which this package does not import."""
+
+    def merge_from_dict(self, options: dict[str, Any]) -> None: ...
+
+
+def merge_options(config: _Mergeable, options: Mapping[str, Any]) -> None:
+    """Replace values of a config, by dotted key, in place.
+
+    Raises:
+        ValueError: An option does not fit the config, such as a position behind the end of a list.
+    """
+    for key, value in options.items():
+        try:
+            config.merge_from_dict({key: value})
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(f'option {key}={value!r} does not fit the config: {sentence(error)}') from error
+
+
+def value_at(config: Any, place: str) -> Any:
+    """What a config has at a dotted place; None where it has no such place."""
+    for name in place.split('.'):
+        config = config.get(name) if hasattr(config, 'get') else None
+    return config
 
 
 def check_options(keys: Collection[str], config: Mapping[str, Any], known: Collection[str]) -> None:

@@ -378,8 +378,8 @@ BAD = {
     'near backbone': ({}, ['model.backbone.name=skipless_vit_tinny_patch16_224'], 'skipless_vit_tiny_patch16_224'),
     'gray backbone': ({}, ['model.backbone.in_chans=1'], 'in_chans=1'),
     'constants': ({}, ['model.backbone.init=dict(_delete_=True,alpha=nan)'], 'init alpha=nan'),
-    'dict for a word': ({}, ['model.backbone.init=dict(alpha=1)'], '--cfg-options: .*_delete_=True'),
-    'place in no list': ({}, ['custom_hooks=[]', 'visualizer.vis_backends.3.type=x'], '--cfg-options: Index 3 exceeds'),
+    'dict for a word': ({}, ['model.backbone.init=dict(alpha=1)'], 'option .*does not fit the config: .*_delete_=True'),
+    'place in no list': ({}, ['custom_hooks=[]', 'visualizer.vis_backends.3.type=x'], 'does not fit .*: Index 3'),
     'decoder': ({}, ['model.decoder_heads=0'], 'decoder_heads=0'),
     'decoder in words': ({}, ['model.decoder_skip=no'], "decoder_skip='no'"),
 }  # fmt: skip

@@ -2,7 +2,15 @@
 
 import pytest
 
-from skipless.command_line import check_options, option_text, parse_options, parse_value, run_command
+from skipless.command_line import (
+    check_options,
+    option_text,
+    parse_options,
+    parse_value,
+    reading_config,
+    run_command,
+    value_at,
+)
 
 CONFIG = {
     'model': {'backbone': {'init': 'distinct', 'name': 'vit'}, 'neck': None},
@@ -163,3 +171,23 @@ def test_of_an_option_given_twice_the_last_counts():
 def test_an_option_without_key_or_value_is_told(word):
     with pytest.raises(ValueError, match='expected KEY=VALUE'):
         parse_options([word])
+
+
+@pytest.mark.parametrize(
+    ('place', 'found'),
+    [('size', 3), ('model.backbone.name', 'vit'), ('model.neck.width', None), ('size.x', None), ('nothing.here', None)],
+)
+def test_a_place_in_a_config(place, found):
+    assert value_at(CONFIG, place) == found
+
+
+def test_reading_a_config_fails_in_one_sentence(tmp_path):
+    path = tmp_path / 'config.py'
+    with pytest.raises(FileNotFoundError, match=r'config .*config.py does not exist'), reading_config(path):
+        pytest.fail('the block must not run')
+    path.write_text('x = (\n')
+    with (
+        pytest.raises(ValueError, match=r'config .*config.py cannot be read \(SyntaxError: .*\)$'),
+        reading_config(path),
+    ):
+        compile(path.read_text(), str(path), 'exec')
