@@ -30,19 +30,27 @@ class SummaryHook(Hook):
     """Writes what a run came to: ``summary.json`` after training, ``test_summary.json`` after testing.
 
     Keys: ``status`` ("finished"), ``metrics`` (of the last evaluation), ``iterations``, ``seed``,
-    ``parameters``, ``trainable_parameters``, ``cpu_seconds`` (of this process and its data workers) and
-    ``wall_seconds``. A metric that is not finite is null, and a warning names it. The file appears whole or not at
-    all, and only when the run has come to its end. Before the first step it sees to it that head and data speak of
-    the same classes.
+    ``parameters``, ``trainable_parameters``, ``cpu_seconds`` (of process and data workers) and ``wall_seconds``, both
+    with what a resumed run had spent before. A metric that is not finite is null, and a warning names it. The file
+    appears whole or not at all, and only when the run has come to its end. Before the first step it sees to it that
+    head and data speak of the same classes.
     """
 
     priority = 'VERY_LOW'
 
     def __init__(self) -> None:
         self.metrics: dict[str, Any] = {}
+        self.loaded: Mapping[str, Any] = {}
+        self.before = (0.0, 0.0)
 
     def before_run(self, runner: Runner) -> None:
-        self.started = time.monotonic()
+        self.started = (_cpu_seconds(), time.monotonic())
+
+    def spent(self) -> tuple[float, float]:
+        """CPU and wall seconds so far, also those before the run was interrupted."""
+        now = (_cpu_seconds(), time.monotonic())
+        cpu, wall = (was + end - start for was, end, start in zip(self.before, now, self.started, strict=True))
+        return round(cpu, 2), round(wall, 2)
 
     def before_train(self, runner: Runner) -> None:
         for loop in (runner.train_loop, runner._val_loop):
@@ -59,35 +67,42 @@ class SummaryHook(Hook):
         self.metrics = dict(metrics or {})
 
     def after_train(self, runner: Runner) -> None:
-        self._write(runner, 'summary.json')
+        if not self.metrics and runner.val_loop is not None:
+            runner.val_loop.run()  # the run was resumed from its last iteration, after which nothing is evaluated
+        self._write(runner, 'summary.json', runner.iter)
 
     def after_test(self, runner: Runner) -> None:
-        self._write(runner, 'test_summary.json')
+        self._write(runner, 'test_summary.json', self.loaded.get('iter'))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        checkpoint['meta']['seconds'] = self.spent()
         vit = getattr(_network(runner).backbone, 'vit', None)
         if vit is not None:
             checkpoint['meta']['architecture'] = skipless.architecture(vit)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        check_backbone(_network(runner), checkpoint.get('meta', {}), runner._load_from or runner.work_dir)
+        self.loaded = checkpoint.get('meta', {})
+        check_backbone(_network(runner), self.loaded, runner._load_from or runner.work_dir)
+        if runner._resume:
+            self.before = tuple(self.loaded.get('seconds', self.before))
 
     @master_only
-    def _write(self, runner: Runner, name: str) -> None:
+    def _write(self, runner: Runner, name: str, iterations: int | None) -> None:
         parameters = list(runner.model.parameters())
         metrics = {key: value.item() if hasattr(value, 'item') else value for key, value in self.metrics.items()}
         lost = [key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
         if lost:
             runner.logger.warning(f'not finite, and no result therefore: {", ".join(lost)}; the model has diverged')
+        cpu, wall = self.spent()
         summary = {
             'status': 'finished',
             'metrics': metrics,
-            'iterations': runner.iter,
+            'iterations': iterations,
             'seed': runner.seed,
             'parameters': sum(p.numel() for p in parameters),
             'trainable_parameters': sum(p.numel() for p in parameters if p.requires_grad),
-            'cpu_seconds': round(_cpu_seconds(), 2),
-            'wall_seconds': round(time.monotonic() - self.started, 2),
+            'cpu_seconds': cpu,
+            'wall_seconds': wall,
         }
         write_json(Path(runner.work_dir) / name, summary)
 

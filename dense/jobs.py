@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
-import logging
 import os
 import platform
 import signal
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 import torch
-from mmengine.logging import print_log
 
 from dense.progress import Progress
 from dense.runs import Run
+from skipless.files import locked
 
 LOCK = 'compare.lock'
 TAIL_LINES = 15
@@ -217,29 +215,16 @@ def _tail(log: Path, lines: int) -> list[str]:
 
 @contextlib.contextmanager
 def lock(work_dir: Path) -> Iterator[IO[str]]:
-    """Hold ``work_dir`` for one comparison; the file stays, the lock goes with the processes that hold it.
+    """Hold ``work_dir`` for one comparison and its children.
 
     Raises:
         ValueError: another comparison, or a child that one left behind, is using the directory.
     """
-    path = work_dir / LOCK
-    with path.open('a+', encoding='utf-8') as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            handle.seek(0)
-            holder = handle.read().strip() or 'unknown'
-            raise ValueError(
-                f'{work_dir} is in use by another comparison ({holder}) or by runs that it left behind when it was '
-                'killed: wait for it, stop it, or choose another --work-dir'
-            ) from error
-        except OSError as error:  # some network file systems have no locks
-            print_log(
-                f'{work_dir} cannot be locked ({error}); start no second comparison in it',
-                logger='current',
-                level=logging.WARNING,
-            )
-        handle.truncate(0)
+    in_use = (
+        f'{work_dir} is in use by another comparison ({{holder}}) or by runs that it left behind when it was killed: '
+        'wait for it, stop it, or choose another --work-dir'
+    )
+    with locked(work_dir / LOCK, in_use) as handle:
         handle.write(f'process {os.getpid()} on {socket.gethostname()}')
         handle.flush()
         yield handle

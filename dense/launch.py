@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.dist import master_only
+from mmengine.dist import barrier, master_only
 from mmengine.hooks import CheckpointHook
 from mmengine.logging import print_log
 from mmengine.model import MMDistributedDataParallel, is_model_wrapper
@@ -23,7 +23,7 @@ from skipless.checkpoint import read_checkpoint
 from skipless.checks import check_whole
 from skipless.command_line import check_options, merge_options, reading_config, value_at
 from skipless.distributed import join_process_group
-from skipless.files import alone_in, appears_whole
+from skipless.files import alone_in, appears_whole, set_aside, write_text
 
 Options = Mapping[str, Any]
 
@@ -47,6 +47,13 @@ class DenseRunner(Runner):
         # Two runs would write the same checkpoints.
         with alone_in(self.work_dir) if self.rank == 0 else nullcontext():
             return super().train()
+
+    def load_or_resume(self) -> None:
+        super().load_or_resume()
+        if self._resume:
+            barrier()  # before the files that other processes may still look at are renamed
+            if self.rank == 0:
+                _leave_branch(Path(self.work_dir), self.iter)
 
     @master_only
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **words: Any) -> None:
@@ -145,6 +152,7 @@ def evaluate(
     while is_model_wrapper(model) or (tta and hasattr(model, 'module')):
         model = model.module
     check_backbone(model, content.get('meta', {}), checkpoint)
+    _summary_hook(runner).loaded = content.get('meta', {})
     lost = [k for k, v in content['state_dict'].items() if isinstance(v, torch.Tensor) and not v.isfinite().all()]
     if lost:
         raise ValueError(f'checkpoint {checkpoint}: {lost[0]} has non-finite values; use an earlier checkpoint')
@@ -270,7 +278,22 @@ def _read_checkpoint(checkpoint: str) -> dict[str, Any]:
 
 def _checkpoints(work_dir: Path) -> list[Path]:
     """The checkpoints of a run directory, newest first."""
-    return sorted(work_dir.glob('iter_*.pth'), key=lambda path: int(path.stem.split('_')[1]), reverse=True)
+    return sorted(work_dir.glob('iter_*.pth'), key=_iteration, reverse=True)
+
+
+def _iteration(checkpoint: Path) -> int:
+    return int(checkpoint.stem.split('_')[1])
+
+
+def _leave_branch(work_dir: Path, iteration: int) -> None:
+    """Set aside checkpoints after ``iteration``: the next ``--resume`` would go on from them otherwise."""
+    later = [path for path in _checkpoints(work_dir) if _iteration(path) > iteration]
+    for path in later:
+        name = set_aside(path, 'abandoned').name
+        print_log(f'{path} is of a branch that this run leaves; renamed it to {name}', logger='current')
+    if later:
+        left = _checkpoints(work_dir)
+        write_text(work_dir / 'last_checkpoint', str(left[0]) if left else '')
 
 
 def _newest_readable(checkpoints: list[Path]) -> Path | None:
@@ -290,4 +313,8 @@ def _newest_readable(checkpoints: list[Path]) -> Path | None:
 
 
 def _metrics(runner: Runner) -> dict[str, Any]:
-    return next((dict(hook.metrics) for hook in runner.hooks if isinstance(hook, SummaryHook)), {})
+    return dict(_summary_hook(runner).metrics)
+
+
+def _summary_hook(runner: Runner) -> SummaryHook:
+    return next((hook for hook in runner.hooks if isinstance(hook, SummaryHook)), SummaryHook())

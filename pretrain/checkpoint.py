@@ -8,7 +8,6 @@ No random state is stored: every random number of a run derives from its seed, t
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import torch
 from mmengine.logging import print_log
 
 from skipless.checkpoint import read_checkpoint
-from skipless.files import appears_whole, write_text
+from skipless.files import appears_whole, set_aside, write_text
 
 _NAME = re.compile(r'step_(\d{8})\.pth')
 POINTER = 'last_checkpoint'
@@ -65,14 +64,12 @@ def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None
     return None
 
 
-def set_aside(directory: str | Path, iteration: int) -> None:
-    """Rename checkpoints after ``iteration``: a run that goes on from there would resume from them otherwise."""
+def leave_branch(directory: str | Path, iteration: int) -> None:
+    """Set aside checkpoints after ``iteration``: a run that goes on from there would resume from them otherwise."""
     later = [path for path in checkpoints(directory) if path > checkpoint_path(directory, iteration)]
     for path in later:
-        names = (path.with_name(f'{path.name}.abandoned{number}') for number in itertools.count(1))
-        target = next(name for name in names if not name.exists())
-        path.rename(target)
-        print_log(f'{path} is of a branch that this run leaves; renamed it to {target.name}', logger='current')
+        name = set_aside(path, 'abandoned').name
+        print_log(f'{path} is of a branch that this run leaves; renamed it to {name}', logger='current')
     if later:
         newest = next(checkpoints(directory), None)
         if newest is None:

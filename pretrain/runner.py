@@ -240,7 +240,7 @@ class PretrainRunner(Runner):
         if self._resume:
             barrier()  # before the files that other ranks may still look at are renamed
             if self.rank == 0:
-                checkpoint.set_aside(self.work_dir, self.iter)
+                checkpoint.leave_branch(self.work_dir, self.iter)
 
     def _load(self, path: Path, content: dict[str, Any], resume: bool) -> None:
         meta: Any = content.get('meta')

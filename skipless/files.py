@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 @contextlib.contextmanager
@@ -47,25 +48,46 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 @contextlib.contextmanager
+def locked(path: str | Path, in_use: str) -> Iterator[IO[str]]:
+    """Hold the lock file ``path`` for this process and children that inherit it; it ends with them, however they end.
+
+    What killed holders left unfinished beside it is removed. The text in the file is the holder's to write, for others
+    to read. Where a file system has no locks, warn and go on.
+
+    Raises:
+        ValueError: Another process holds it: ``in_use``, in which ``{holder}`` stands for what that has written.
+    """
+    with Path(path).open('a+', encoding='utf-8') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise ValueError(in_use.replace('{holder}', lock.read().strip() or 'unknown')) from error
+        except OSError as error:  # some network file systems have no locks
+            warnings.warn(f'{path} cannot be locked ({error}); start nothing else in its folder', stacklevel=4)
+        else:
+            remove_unfinished(Path(path).parent)
+        lock.truncate(0)
+        yield lock
+
+
+@contextlib.contextmanager
 def alone_in(directory: str | Path) -> Iterator[None]:
-    """Hold a run directory, made if need be, for one process; the lock ends with the process, however it ends.
+    """Hold a run directory, made if need be, for one process.
 
     Raises:
         ValueError: Another process holds it.
     """
     Path(directory).mkdir(parents=True, exist_ok=True)
-    with (Path(directory) / 'run.lock').open('w') as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f'another process is training in {directory}; wait for it or choose another --work-dir'
-            ) from error
-        except OSError as error:  # some network file systems have no locks
-            warnings.warn(f'{directory} cannot be locked ({error}); start no second run in it', stacklevel=3)
-        else:
-            remove_unfinished(directory)
+    in_use = f'another process is training in {directory}; wait for it or choose another --work-dir'
+    with locked(Path(directory) / 'run.lock', in_use):
         yield
+
+
+def set_aside(path: Path, word: str) -> Path:
+    """Rename a file to ``<name>.<word><number>``, the first such name that is free, and return that."""
+    names = (path.with_name(f'{path.name}.{word}{number}') for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def remove_unfinished(directory: str | Path) -> None:

@@ -17,6 +17,7 @@ arms = {
         options={**kind, 'optim_wrapper.optimizer.type': 'AdamW', 'optim_wrapper.optimizer.lr': rate},
     )
     for name, label, kind, rate in (
+        ('least', "skipless, paper's init", _skipless, 3e-5),
         ('lowest', "skipless, paper's init", _skipless, 1e-4),
         ('low', "skipless, paper's init", _skipless, 3e-4),
         ('high', "skipless, paper's init", _skipless, 6e-4),

@@ -24,9 +24,9 @@ arms = dict(
     ),
     default_soap=dict(label='skipless, default init, SOAP 3e-3', pretrain=_config, options={**_default, **_soap}),
     no_attention_skip=dict(
-        label='attention skip removed, default init, AdamW 1e-3',
+        label='attention skip removed, default init, AdamW 3e-4',
         pretrain=_config,
-        options={**_default, **_adamw, 'model.backbone.mlp_skip': True},
+        options={**_default, **_adamw_low, 'model.backbone.mlp_skip': True},
     ),
     no_mlp_skip=dict(
         label='MLP skip removed, default init, AdamW 1e-3',

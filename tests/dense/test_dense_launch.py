@@ -17,6 +17,7 @@ from mmseg.registry import DATASETS, METRICS, MODELS
 from dense.datasets import ScenesDepth, ScenesSegmentation
 from dense.hooks import SummaryHook
 from dense.launch import DenseRunner, evaluate, read_config, train
+from skipless.checkpoint import read_checkpoint
 from skipless.command_line import run_command
 from skipless.files import alone_in
 
@@ -217,6 +218,43 @@ def test_resume_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
     assert (tmp_path / 'last_checkpoint').read_text().endswith('iter_4.pth')
     log = ''.join(path.read_text() for path in tmp_path.glob('*/*.log'))
     assert 'resumed epoch' in log
+
+
+def test_resuming_a_finished_run_gives_its_result_again(tmp_path: Path) -> None:
+    metrics = train(SEG, str(tmp_path), cfg_options=TINY)
+    before = json.loads((tmp_path / 'summary.json').read_text())
+    assert metrics
+    assert train(SEG, str(tmp_path), resume='auto', cfg_options=TINY) == metrics
+    after = json.loads((tmp_path / 'summary.json').read_text())
+    assert after['metrics'] == before['metrics']
+    assert after['iterations'] == 2
+    # What was spent before counts, up to the checkpoint at least.
+    saved = read_checkpoint(tmp_path / 'iter_2.pth')['meta']['seconds']
+    assert 0 < saved[0] <= before['cpu_seconds']
+    assert 0 < saved[1] <= before['wall_seconds']
+    assert after['cpu_seconds'] > saved[0]
+    assert after['wall_seconds'] > saved[1]
+
+
+def test_resuming_goes_on_from_the_branch_that_was_chosen(tmp_path: Path) -> None:
+    every = {**TINY, 'default_hooks.checkpoint.interval': 1}
+    train(SEG, str(tmp_path), cfg_options={**every, 'train_cfg.max_iters': 4})
+    # Another seed, and so another branch, which ends before the old one did.
+    train(SEG, str(tmp_path), resume=str(tmp_path / 'iter_1.pth'), cfg_options={**every, 'randomness.seed': 5})
+    assert {path.name for path in tmp_path.glob('iter_*')} >= {'iter_1.pth', 'iter_2.pth', 'iter_4.pth.abandoned1'}
+    assert not (tmp_path / 'iter_4.pth').exists()
+    assert not (tmp_path / 'iter_3.pth').exists()
+    weight = read_checkpoint(tmp_path / 'iter_2.pth')['state_dict']['decode_head.conv_seg.weight']
+    train(SEG, str(tmp_path), resume='auto', cfg_options={**every, 'train_cfg.max_iters': 2})
+    again = read_checkpoint(tmp_path / 'iter_2.pth')['state_dict']['decode_head.conv_seg.weight']
+    assert torch.equal(weight, again)
+    assert Path((tmp_path / 'last_checkpoint').read_text()).name == 'iter_2.pth'
+
+
+def test_a_test_says_how_long_its_checkpoint_was_trained(tmp_path: Path) -> None:
+    train(SEG, str(tmp_path), cfg_options=TINY)
+    evaluate(SEG, str(tmp_path / 'iter_2.pth'), str(tmp_path), cfg_options=TINY)
+    assert json.loads((tmp_path / 'test_summary.json').read_text())['iterations'] == 2
 
 
 def test_a_config_chooses_the_errors_that_are_reported(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -204,8 +205,8 @@ def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path: Path, monkey
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(jobs.fcntl, 'flock', no_locks)
-    with jobs.lock(tmp_path) as handle:
+    monkeypatch.setattr(fcntl, 'flock', no_locks)
+    with pytest.warns(UserWarning, match='cannot be locked'), jobs.lock(tmp_path) as handle:
         assert not handle.closed
 
 

@@ -541,11 +541,11 @@ def test_setting_aside_never_overwrites_and_corrects_the_pointer(tmp_path):
     for _ in range(2):
         for step in (2, 4):
             checkpoint.save({'meta': {}}, checkpoint.checkpoint_path(tmp_path, step), keep=3)
-        checkpoint.set_aside(tmp_path, 2)
+        checkpoint.leave_branch(tmp_path, 2)
     names = sorted(p.name for p in tmp_path.glob('step_*'))
     assert names == ['step_00000002.pth', 'step_00000004.pth.abandoned1', 'step_00000004.pth.abandoned2']
     assert (tmp_path / 'last_checkpoint').read_text() == 'step_00000002.pth'
-    checkpoint.set_aside(tmp_path, 0)
+    checkpoint.leave_branch(tmp_path, 0)
     assert not (tmp_path / 'last_checkpoint').exists()
 
 
