@@ -237,7 +237,7 @@ def test_resuming_a_finished_run_gives_its_result_again(tmp_path: Path) -> None:
 
 
 def test_resuming_goes_on_from_the_branch_that_was_chosen(tmp_path: Path) -> None:
-    every = {**TINY, 'default_hooks.checkpoint.interval': 1}
+    every = {**TINY, 'default_hooks.checkpoint.interval': 1, 'default_hooks.checkpoint.max_keep_ckpts': 9}
     train(SEG, str(tmp_path), cfg_options={**every, 'train_cfg.max_iters': 4})
     # Another seed, and so another branch, which ends before the old one did.
     train(SEG, str(tmp_path), resume=str(tmp_path / 'iter_1.pth'), cfg_options={**every, 'randomness.seed': 5})
