@@ -120,7 +120,9 @@ class _PairedFolders(BaseSegDataset):
 
     def _lines(self, file: Path) -> list[str]:
         if not file.is_file():
-            raise FileNotFoundError(f'list {file} does not exist; {self._hint()}')
+            given = Path(self.data_root or '.').is_dir()
+            advice = 'correct ann_file or subsets, or leave them empty to use every image' if given else self._hint()
+            raise FileNotFoundError(f'list {file} does not exist; {advice}')
         try:
             text = file.read_text(encoding='utf-8')
         except UnicodeDecodeError as error:

@@ -22,6 +22,7 @@ from mmseg.structures import SegDataSample
 
 import skipless
 from skipless.checkpoint import check_architecture
+from skipless.checks import check_whole
 from skipless.files import write_json
 
 
@@ -118,6 +119,7 @@ class FiniteLossHook(Hook):
     """
 
     def __init__(self, interval: int = 50) -> None:
+        check_whole('FiniteLossHook interval', interval, 1)
         self.interval = interval
         self.learned = False
 

@@ -180,6 +180,8 @@ def read_config(config: str, work_dir: str | None, cfg_options: Options | None, 
     check_options(cfg_options or {}, cfg.to_dict(), known)
     planned = (cfg.get('train_cfg') or {}).get('max_iters')
     merge_options(cfg, cfg_options or {})
+    if isinstance(cfg.get('param_scheduler'), dict):  # as mmengine allows
+        cfg.param_scheduler = [cfg.param_scheduler]
     _check_run(cfg)
     for stage in ('train', 'val', 'test') if 'data_root' in (cfg_options or {}) else ():
         cfg[f'{stage}_dataloader'].dataset.data_root = cfg.data_root
@@ -216,6 +218,14 @@ def _check_run(cfg: Config) -> None:
         never = value is None or (path.startswith('default_hooks') and value == -1)
         if not never:
             check_whole(path, value, 1)
+    for path in ('param_scheduler', *(f'{stage}_dataloader.dataset.pipeline' for stage in ('train', 'val', 'test'))):
+        value = value_at(cfg, path)
+        listed = isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value)
+        if value is not None and not listed:
+            raise ValueError(f'{path}={value!r}: expected a list of dicts')
+    seed = value_at(cfg, 'randomness.seed')
+    if seed is not None:
+        check_whole('randomness.seed', seed)
     # mmengine would find it at the first checkpoint, with the iterations up to there lost.
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     takers = (CheckpointHook.__init__, Runner.save_checkpoint)

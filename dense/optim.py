@@ -9,6 +9,7 @@ from mmengine.optim import OptimWrapper
 from mmseg.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 from torch import nn
 
+from skipless.checks import check_dict
 from skipless.optim import build_optimizer
 
 
@@ -30,7 +31,9 @@ class SkiplessOptimWrapperConstructor:
                 f'optim_wrapper.paramwise_cfg={paramwise_cfg}: not supported here; the groups are those of '
                 f'skipless.optim (weight decay on matrices only)'
             )
+        check_dict('optim_wrapper.optimizer', optim_wrapper_cfg.get('optimizer'))
         clip = optim_wrapper_cfg.get('clip_grad') or {}
+        check_dict('optim_wrapper.clip_grad', clip)
         takes = {'type', 'max_norm', 'norm_type', 'error_if_nonfinite', 'foreach', 'clip_value'}
         if set(clip) - takes:
             raise ValueError(f'optim_wrapper.clip_grad={dict(clip)}: expected some of {", ".join(sorted(takes))}')

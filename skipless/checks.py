@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -31,6 +32,12 @@ def check_flag(name: str, value: Any) -> None:
     """Raise `ValueError` unless ``value`` is a bool: any text, "no" and "False" included, would count as true."""
     if not isinstance(value, bool):
         raise ValueError(f'{name}={value!r}: expected True or False')
+
+
+def check_dict(name: str, value: Any) -> None:
+    """Raise `ValueError` unless ``value`` is a dict of options."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{name}={value!r}: expected a dict of its options')
 
 
 def check_pair(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import difflib
@@ -9,7 +10,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,41 @@ _BAD_INPUT = (
 
 # What the file system says where nothing more can be written.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def training_words(description: str, launchers: Collection[str], words: Sequence[str] | None = None) -> dict[str, Any]:
+    """The command line of a training tool: CONFIG and the options of mmseg's own tools.
+
+    Args:
+        description: For ``--help``.
+        launchers: What ``--launcher`` may be.
+        words: Those of the process when absent.
+
+    Returns:
+        ``config``, ``work_dir``, ``resume`` (None, ``'auto'`` or a path), ``launcher``, ``amp`` and ``cfg_options``.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument('config', nargs='?', help='config file')
+    parser.add_argument('--work-dir', help='run directory (default: work_dirs/<config name>)')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CKPT',
+        help='continue from the newest readable checkpoint of the run directory, or from CKPT',
+    )
+    parser.add_argument('--launcher', choices=launchers, default='none', help='how processes start (default: none)')
+    parser.add_argument('--amp', action='store_true', help='mixed precision (bfloat16 where the device has it)')
+    parser.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='change config values')
+    # torchrun's predecessor passes it; ranks are read from the environment.
+    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
+    found = vars(parser.parse_args(words))
+    del found['local_rank']
+    if found['config'] is None and str(found['resume']).endswith('.py'):
+        found.update(config=found['resume'], resume='auto')  # mmseg's --resume stands also before the config
+    if found['config'] is None:
+        parser.error('the following arguments are required: config')
+    return found
 
 
 def run_command(function: Callable[..., Any], *args: Any, **words: Any) -> int:

@@ -366,7 +366,7 @@ def test_a_listed_stem_without_image_is_named(nyu: Path) -> None:
     prefix = dict(img_path='images/test', depth_map_path='annotations/test')
     with pytest.raises(FileNotFoundError, match='study_0009_00'):
         NYUDepth(data_root=str(nyu), data_prefix=prefix, ann_file='splits/far.txt')
-    with pytest.raises(FileNotFoundError, match=r'none\.txt does not exist'):
+    with pytest.raises(FileNotFoundError, match=r'none\.txt does not exist; correct ann_file or subsets'):
         NYUDepth(data_root=str(nyu), data_prefix=prefix, ann_file='splits/none.txt')
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mmcv
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,27 @@ def test_every_config_describes_a_working_model(path: Path) -> None:
     assert len(cfg.model.backbone.out_indices) == (4 if multi else 1)
 
 
+def test_plain_nyu_folders_train_and_are_evaluated_inside_the_usual_crop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rim = np.full((48, 64), 2000, np.uint16)
+    rim[4:48, 4:61] = 0  # known outside of the crop only
+    for part, depths in dict(train=[np.full((48, 64), 3000, np.uint16)], test=[rim, rim // 2 + 500]).items():
+        for i, depth in enumerate(depths):
+            for folder, pixels in dict(images=np.full((48, 64, 3), 9, np.uint8), annotations=depth).items():
+                path = tmp_path / 'nyu' / folder / part / f'{i}.png'
+                path.parent.mkdir(parents=True, exist_ok=True)
+                mmcv.imwrite(pixels, str(path))
+    monkeypatch.setenv('NYU_ROOT', str(tmp_path / 'nyu'))
+    backbone = {key: value for key, value in TINY.items() if key.startswith('model.')}
+    loaders = {f'{stage}_dataloader.num_workers': 0 for stage in ('train', 'val', 'test')}
+    loaders |= {f'{stage}_dataloader.persistent_workers': False for stage in ('train', 'val', 'test')}
+    options = {**backbone, **loaders, 'train_dataloader.batch_size': 1, 'train_cfg.max_iters': 1}
+    metrics = train(str(CONFIGS / 'linear_single_nyu.py'), str(tmp_path / 'run'), cfg_options=options)
+    assert metrics['images_without_depth'] == 1
+    assert 0 <= metrics['delta1'] <= 1
+
+
 @pytest.mark.parametrize('name', ['camvid', 'nyu_style', 'ade20k'])
 def test_real_data_flows_through_its_config(name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f'{name.upper()}_ROOT', str(shared_data / name))
@@ -84,6 +106,28 @@ def test_real_data_flows_through_its_config(name: str, shared_data: Path, monkey
 def test_a_slip_in_the_options_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_config(SEG, None, options, 'none')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'param_scheduler': 5}, 'param_scheduler=5: expected a list of dicts'),
+        ({'param_scheduler': []}, r'param_scheduler=\[\]: expected a list of dicts'),
+        ({'train_dataloader.dataset.pipeline': []}, 'train_dataloader.dataset.pipeline=.*: expected a list of dicts'),
+        ({'randomness.seed': 'x'}, "randomness.seed='x': expected a whole number"),
+        ({'custom_hooks.1.interval': 'x'}, "FiniteLossHook interval='x': expected a whole number"),
+        ({'optim_wrapper.clip_grad': 1.0}, 'optim_wrapper.clip_grad=1.0: expected a dict of its options'),
+        ({'optim_wrapper.optimizer': None}, 'optim_wrapper.optimizer=None: expected a dict of its options'),
+    ],
+)
+def test_a_value_of_another_kind_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(SEG, str(tmp_path), cfg_options={**TINY, **options})
+
+
+def test_a_single_scheduler_may_stand_for_a_list() -> None:
+    one = dict(type='ConstantLR', factor=0.5, begin=0, end=300, by_epoch=False)
+    assert len(read_config(SEG, None, {'param_scheduler': {'_delete_': True, **one}}, 'none').param_scheduler) == 1
 
 
 def test_one_data_root_is_that_of_all_three_datasets() -> None:

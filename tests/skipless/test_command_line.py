@@ -9,6 +9,7 @@ from skipless.command_line import (
     parse_value,
     reading_config,
     run_command,
+    training_words,
     value_at,
 )
 
@@ -191,3 +192,24 @@ def test_reading_a_config_fails_in_one_sentence(tmp_path):
         reading_config(path),
     ):
         compile(path.read_text(), str(path), 'exec')
+
+
+@pytest.mark.parametrize(
+    ('words', 'config', 'resume'),
+    [
+        (['a.py'], 'a.py', None),
+        (['a.py', '--resume'], 'a.py', 'auto'),
+        (['--resume', 'a.py'], 'a.py', 'auto'),
+        (['--resume', 'x.pth', 'a.py'], 'a.py', 'x.pth'),
+        (['a.py', '--resume', 'x.pth'], 'a.py', 'x.pth'),
+    ],
+)
+def test_resume_stands_before_or_behind_the_config(words, config, resume):
+    found = training_words('', ('none',), words)
+    assert (found['config'], found['resume']) == (config, resume)
+
+
+def test_a_command_line_without_a_config_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        training_words('', ('none',), ['--resume', 'x.pth'])
+    assert 'required: config' in capsys.readouterr().err
