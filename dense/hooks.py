@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ import skipless
 from skipless.checkpoint import check_architecture
 from skipless.checks import check_whole
 from skipless.files import write_json
+from skipless.timing import cpu_seconds
 
 
 @HOOKS.register_module()
@@ -45,11 +44,11 @@ class SummaryHook(Hook):
         self.before = (0.0, 0.0)
 
     def before_run(self, runner: Runner) -> None:
-        self.started = (_cpu_seconds(), time.monotonic())
+        self.started = (cpu_seconds(), time.monotonic())
 
     def spent(self) -> tuple[float, float]:
         """CPU and wall seconds so far, also those before the run was interrupted."""
-        now = (_cpu_seconds(), time.monotonic())
+        now = (cpu_seconds(), time.monotonic())
         cpu, wall = (was + end - start for was, end, start in zip(self.before, now, self.started, strict=True))
         return round(cpu, 2), round(wall, 2)
 
@@ -159,18 +158,6 @@ def _check_classes(network: Any, dataset: Any) -> None:
 
 def _network(runner: Runner) -> Any:
     return runner.model.module if is_model_wrapper(runner.model) else runner.model
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    total = times.user + times.system + times.children_user + times.children_system
-    # Workers that are kept between epochs have not been waited for, so the system does not count them yet.
-    for worker in multiprocessing.active_children():
-        stat = Path(f'/proc/{worker.pid}/stat')
-        if stat.is_file():
-            ticks = stat.read_text().rpartition(')')[2].split()[11:13]
-            total += sum(map(int, ticks)) / os.sysconf('SC_CLK_TCK')
-    return total
 
 
 @HOOKS.register_module()

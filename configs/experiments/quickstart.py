@@ -2,9 +2,10 @@
 # Run by tools/compare.py; paths are relative to this file.
 title = 'Cutting the skip, in minutes'
 description = (
-    'Vision Transformers with and without skip connections learn from procedural scenes by masked '
-    'autoencoding, without labels. What their frozen features know about class and depth of every pixel is '
-    'then read out by linear probes.'
+    'Do Vision Transformers without skip connections learn dense features? Three learn from procedural scenes by '
+    'masked autoencoding, without labels, and linear probes read class and depth of every pixel from the frozen '
+    'features. The optimizers differ as well, so this alone does not say what the skip does; the init is “distinct”, '
+    'ours: with the constants of the paper the tokens of an image become equal here.'
 )
 seeds = [0]
 jobs = 2  # runs at a time; they share the cores
@@ -25,7 +26,7 @@ arms = dict(
         baseline='random_skip',
     ),
     skipless_soap=dict(
-        label='skipless + init + SOAP',
+        label='skipless + distinct init + SOAP',
         pretrain='../pretrain/mae_vit_micro_scenes.py',
         options=dict(
             model=dict(backbone=dict(**_skipless, init='distinct')),
@@ -40,11 +41,12 @@ arms = dict(
             model=dict(backbone=dict(**_skipless, init='timm')),
             optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
         ),
-        baseline='random',
+        baseline='random_control',
     ),
     # The networks before they have learned anything.
     random_skip=dict(label='random weights, skip', backbone=_skip),
-    random=dict(label='random weights, skipless', backbone=dict(**_skipless, init='distinct')),
+    random=dict(label='random weights, skipless, distinct init', backbone=dict(**_skipless, init='distinct')),
+    random_control=dict(label='random weights, skipless, default init', backbone=dict(**_skipless, init='timm')),
 )
 
 _scenes = dict(size=_size, length=2000)
@@ -82,7 +84,7 @@ probes = dict(
 expectations = [
     dict(better='skipless_soap', than='random', metric='segmentation.mIoU', margin=3.0),
     dict(better='skipless_soap', than='random', metric='depth.delta1', margin=3.0),
-    dict(better='control', than='random', metric='segmentation.mIoU', margin=3.0, holds=False),
+    dict(better='control', than='random_control', metric='segmentation.mIoU', margin=3.0, holds=False),
 ]
 
 pictures = 4

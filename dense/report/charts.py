@@ -113,7 +113,7 @@ def line_chart(
 
 @dataclass(frozen=True)
 class DotRow:
-    """One arm in a dot plot: a dot for each seed, a bar for the mean."""
+    """One arm in a dot plot: a dot for each seed, a bar for the mean, a dashed one for its baseline (``reference``)."""
 
     arm: str
     label: str
@@ -122,10 +122,11 @@ class DotRow:
     mean: float | None
     text: str
     gap: str = ''
+    reference: float | None = None
 
 
-def dot_plot(rows: Sequence[DotRow], *, title: str, unit: str, better: str, reference: float | None) -> Markup:
-    """The arms' values of one metric on a common axis; ``reference``, a baseline, is a vertical rule."""
+def dot_plot(rows: Sequence[DotRow], *, title: str, unit: str, better: str) -> Markup:
+    """The arms' values of one metric on a common axis."""
     values = [value for row in rows for value in row.values]
     if not values:
         return missing_chart(title, 'no run has a result yet')
@@ -150,17 +151,6 @@ def dot_plot(rows: Sequence[DotRow], *, title: str, unit: str, better: str, refe
             class_='label',
         )
     )
-    if reference is not None:
-        drawing.append(
-            element(
-                'line',
-                x1=_round(scale(reference)),
-                x2=_round(scale(reference)),
-                y1=top,
-                y2=floor,
-                class_='reference',
-            )
-        )
     for index, row in enumerate(rows):
         drawing.append(_dot_row(row, scale, top + index * row_height))
     described = '; '.join(f'{row.label}: {row.text or row.gap}' for row in rows)
@@ -205,6 +195,9 @@ def _dot_row(row: DotRow, scale: Scale, top: float) -> Markup:
     )
     centre = top + 26
     shapes = [element('line', x1=18, x2=WIDTH - 18, y1=centre, y2=centre, class_='track')]
+    if row.reference is not None:
+        x = _round(scale(row.reference))
+        shapes.append(element('line', x1=x, x2=x, y1=centre - 10, y2=centre + 10, class_='reference'))
     if row.mean is not None and len(row.values) > 1:
         shapes.append(
             element(

@@ -117,12 +117,14 @@ class Results:
         return {arm for arm, mean in known.items() if mean == best}
 
     def baseline_difference(self, arm: str, column: str) -> float | None:
-        """Mean of the arm minus mean of its baseline."""
+        """Mean of the arm minus mean of its baseline, as printed: a difference that rounds to nothing is 0."""
         baseline = self.comparison.baseline_of(self.comparison.arms[arm])
         if baseline is None:
             return None
         ours, theirs = self.cell(arm, column).mean, self.cell(baseline, column).mean
-        return None if ours is None or theirs is None else ours - theirs
+        if ours is None or theirs is None:
+            return None
+        return round(ours - theirs, self.comparison.columns[column].digits) + 0.0  # never -0.0
 
     def cpu_seconds(self, arm: str) -> float | None:
         """CPU seconds of one pretraining of the arm, on average over the seeds; None without any."""

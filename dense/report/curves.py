@@ -47,7 +47,8 @@ CONDITION = 'condition_number'
 BLOCKS: tuple[tuple[str, str, str, bool, tuple[float | None, float | None]], ...] = (
     ('token_cosine', 'Token cosine', 'mean cosine between tokens', False, (None, 1.0)),
     ('effective_rank', 'Effective rank', 'directions in use', False, (None, None)),
-    (CONDITION, 'Condition number', 'condition number (log)', True, (None, None)),
+    (CONDITION, 'Condition of the tokens', 'condition number (log)', True, (None, None)),
+    ('value_output_condition', 'Condition of value and output', 'condition number (log)', True, (1.0, None)),
 )  # fmt: skip
 
 

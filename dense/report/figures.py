@@ -26,12 +26,12 @@ from torch import Tensor
 
 from dense.configs import quiet
 from dense.runs import Run, newest_checkpoint
+from dense.transforms import IGNORE
 from skipless.checkpoint import read_checkpoint
 from skipless.tokens import mean_token_cosine
 
 CACHE = 'pictures.npz'
 LONGEST = 288  # pixels of a picture's longer side on the page
-IGNORE = 255
 DEPTHS = colormaps['viridis']
 
 

@@ -17,6 +17,7 @@ from dense.report.curves import styles
 from dense.report.figures import Pictures
 from dense.report.markup import Markup, element
 from dense.report.scales import nice_ticks, tick_text
+from dense.transforms import IGNORE
 
 # What can be said in the reader's words about each arm of one probe: its pictures, or why there are none.
 Shown = Mapping[str, 'Pictures | str']
@@ -155,7 +156,7 @@ def class_legend(example: Pictures, gallery: Gallery) -> Markup:
         for label, name in enumerate(example.classes)
         if label in present and label < len(example.palette)
     ]
-    if figures.IGNORE in present:
+    if IGNORE in present:
         entries.append(element('li', element('span', class_='chip hatched'), 'not counted'))
     return element('ul', entries, class_='classes', aria_label='Classes')
 

@@ -11,7 +11,8 @@ TERMS = {
     'arm': 'One side of the comparison: an architecture, its initialisation and its optimizer. What else '
     'differs is listed under "What differs".',
     'baseline': 'A network with random weights that was never pretrained, probed like the others. What an '
-    'arm has learned is its lead over the one of its own architecture.',
+    'arm has learned is its lead over the baseline that the config names for it, one of its own architecture and '
+    'initialisation where there is one.',
     'probe': 'A linear head trained on the frozen backbone, so that the score speaks of the features.',
     'single-layer, multi-scale': 'The probe reads the features of one block, or of several blocks concatenated.',
     'seed': 'What all random choices of a run follow from. Differences smaller than the spread over seeds mean little.',
@@ -45,8 +46,10 @@ BLOCKS = {
     'the map of features is blank (rank collapse).',
     'effective rank': 'Number of directions that the tokens of an image really use: the exponential of the '
     'entropy of their normalised squared singular values.',
-    'condition number': 'Largest over smallest singular value of the token matrix of an image. The higher, '
-    'the harder the layer is to train through.',
+    'condition of the tokens': 'Largest over smallest singular value of the token matrix of an image. It is high where '
+    'tokens agree, and says how the tokens are spread, not how well a layer trains.',
+    'condition of value and output': 'Largest over smallest singular value of W_V W_O, the map of the whole attention '
+    'layer from values to outputs. A skipless network trains through it; the initialisation makes it 1.',
 }
 PICTURES = {
     'PCA of features': 'The three directions in which the patch features of the shown images vary most, as '

@@ -28,15 +28,14 @@ def dot_plots(results: Results) -> Markup:
     looks = styles(results)
     plots = []
     for column, metric in results.comparison.columns.items():
-        rows = [_dot_row(results, arm, column, looks[arm.name]) for arm in results.arms]
-        baselines = [row.mean for row, arm in zip(rows, results.arms, strict=True) if arm.pretrain is None]
+        shown = [arm for arm in results.arms if arm.pretrain or not column.startswith(f'{PRETRAIN}.')]
+        rows = [_dot_row(results, arm, column, looks[arm.name]) for arm in shown]
         plots.append(
             dot_plot(
                 rows,
                 title=column_title(results, column),
                 unit=metric.unit or metric.label,
                 better=_direction(metric),
-                reference=baselines[0] if len(baselines) == 1 else None,
             )
         )
     return element('div', plots, class_='charts')
@@ -97,7 +96,7 @@ def _entry(results: Results, arm: str, column: str, best: bool) -> Markup:
         parts.append(element('span', f' ± {show(cell.spread, metric)}', class_='spread'))
     delta = results.baseline_difference(arm, column)
     if delta is not None:
-        better = None if metric.higher_is_better is None else (delta > 0) is metric.higher_is_better
+        better = None if metric.higher_is_better is None or delta == 0 else (delta > 0) is metric.higher_is_better
         look = {True: 'delta up', False: 'delta down', None: 'delta'}[better]
         parts.append(element('span', f'{delta:+.{metric.digits}f}', class_=look))
     seeds = len(results.comparison.seeds)
@@ -109,7 +108,10 @@ def _entry(results: Results, arm: str, column: str, best: bool) -> Markup:
 def _dot_row(results: Results, arm: Arm, column: str, look: Style) -> DotRow:
     cell = results.cell(arm.name, column)
     text = entry_text(results, arm.name, column, difference=False) if cell.values else ''
-    return DotRow(arm.name, arm.label, look, list(cell.values.values()), cell.mean, text, '; '.join(cell.reasons))
+    baseline = results.comparison.baseline_of(arm)
+    reference = results.cell(baseline, column).mean if baseline is not None else None
+    gap = '; '.join(cell.reasons)
+    return DotRow(arm.name, arm.label, look, list(cell.values.values()), cell.mean, text, gap, reference)
 
 
 def _direction(metric: Metric) -> str:

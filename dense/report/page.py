@@ -19,7 +19,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 
 def page(results: Results, verdicts: Sequence[Verdict], command: str) -> str:
     """The whole page as HTML."""
-    shown = galleries(results)
+    shown = galleries(results) if results.comparison.pictures else []
     blocks = block_charts(results)
     content = [
         sections.outcome(results),
@@ -85,16 +85,18 @@ def _header(results: Results, verdicts: Sequence[Verdict]) -> Markup:
                 class_=kind,
             )
         )
+    description = results.comparison.description.strip()
     lead = headline(verdicts)
     findings = [element('p', sentence) for sentence in leaders(results)] if not verdicts else []
     return element(
         'header',
         element('p', 'skipless · comparison', class_='kicker'),
         element('h1', results.comparison.title),
-        element('p', ' '.join(statement(results)), class_='statement'),
+        element('p', description, class_='statement') if description else None,
         element('p', lead, class_='lead') if lead else None,
         element('ul', cards, class_='verdicts') if cards else None,
         element('div', findings, class_='findings') if findings else None,
+        element('ul', [element('li', sentence) for sentence in statement(results)], class_='setup'),
     )
 
 

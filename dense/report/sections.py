@@ -28,6 +28,8 @@ def _section(name: str, title: str, intro: str | None, *content: object) -> Sect
 def outcome(results: Results) -> Section:
     """The result table and its picture."""
     lines = ['Best value of each column in bold.', *notes(results, 'Below a value')]
+    if any(results.comparison.baseline_of(arm) for arm in results.arms):
+        lines.append('In the charts a dashed mark shows the baseline of the arm.')
     below = element('ul', [element('li', line) for line in lines], class_='notes')
     return _section(
         'results',

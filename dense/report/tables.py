@@ -13,7 +13,7 @@ from typing import Any
 from dense.comparison import PRETRAIN, flatten
 from dense.progress import duration
 from dense.report.collect import Results, show
-from dense.report.words import MARKS, Verdict
+from dense.report.words import MARKS, Verdict, listing
 
 COST = 'pretraining: CPU time'
 
@@ -84,16 +84,16 @@ def notes(results: Results, place: str = 'In parentheses') -> list[str]:
     comparison = results.comparison
     seeds = len(comparison.seeds)
     lines = [f'Mean ± sample standard deviation over {seeds} seeds.' if seeds > 1 else 'One seed, so no spread.']
-    baselines = {
-        arm.label: comparison.arms[name].label
-        for arm in results.arms
-        if (name := comparison.baseline_of(arm)) is not None
-    }
-    if len(set(baselines.values())) == 1:
-        lines[0] += f' {place}: difference to {next(iter(baselines.values()))}.'
-    elif baselines:
-        pairs = '; '.join(f'{arm} to {baseline}' for arm, baseline in baselines.items())
-        lines[0] += f' {place}: difference of {pairs}.'
+    measured_by: dict[str, list[str]] = {}
+    for arm in results.arms:
+        baseline = comparison.baseline_of(arm)
+        if baseline is not None:
+            measured_by.setdefault(comparison.arms[baseline].label, []).append(arm.label)
+    if len(measured_by) == 1:
+        lines[0] += f' {place}: difference to {next(iter(measured_by))}.'
+    elif measured_by:
+        lines[0] += f' {place}: difference to the baseline of the arm.'
+        lines += [f'Baseline “{baseline}”: of {listing(arms)}.' for baseline, arms in measured_by.items()]
     return lines + [f'No result: {run.name}: {reason}' for run, reason in results.gaps]
 
 

@@ -33,26 +33,27 @@ def check_expectations(results: Results) -> list[Verdict]:
 def _check(results: Results, expectation: Expectation) -> Verdict:
     comparison = results.comparison
     metric = comparison.columns[expectation.metric]
+    title = column_title(results, expectation.metric)
     better, than = (comparison.arms[name].label for name in (expectation.better, expectation.than))
-    source = expectation.metric.partition('.')[0]
-    task = 'pretraining' if source == PRETRAIN else comparison.probes[source].label
     amount = _amount(expectation.margin, results, expectation)
-    margin = f' by {amount} or more' if expectation.margin else ''
+    asked = f' ({"at least" if expectation.holds else "less than"} {amount} expected)' if expectation.margin else ''
     verb = 'beats' if expectation.holds else 'does not beat'
-    claim = f'{better} {verb} {than} on {task} ({metric.label}){margin}'
+    claim = f'{better} {verb} {than}'
 
     ours, theirs = (results.cell(name, expectation.metric) for name in (expectation.better, expectation.than))
     if ours.mean is None or theirs.mean is None:
         silent = better if ours.mean is None else than
         reasons = (ours if ours.mean is None else theirs).reasons
-        return Verdict(claim, f'cannot be told: {silent} has no result ({"; ".join(reasons)})', None, expectation)
+        return Verdict(
+            claim, f'{title}: cannot be told: {silent} has no result ({"; ".join(reasons)})', None, expectation
+        )
     seeds = len(comparison.seeds)
     sign = 1.0 if metric.higher_is_better else -1.0
     lead = sign * (ours.mean - theirs.mean)
     paired = [sign * (ours.values[seed] - theirs.values[seed]) for seed in ours.values if seed in theirs.values]
     evidence = (
-        f'{_mean(ours, metric, seeds)} against {_mean(theirs, metric, seeds)}, '
-        f'{"ahead" if lead >= 0 else "behind"} by {_amount(abs(lead), results, expectation)}'
+        f'{title}: {_mean(ours, metric, seeds)} against {_mean(theirs, metric, seeds)}, '
+        f'{"ahead" if lead >= 0 else "behind"} by {_amount(abs(lead), results, expectation)}{asked}'
     )
     if len(paired) > 1:
         evidence += f'; ahead in {sum(value > 0 for value in paired)} of {len(paired)} seeds'
@@ -77,44 +78,36 @@ def verdict_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """One sentence for all verdicts."""
+    """One sentence for all verdicts, on what the config stated before there were results."""
     if not verdicts:
         return ''
     confirmed = sum(verdict.confirmed is True for verdict in verdicts)
     refuted = sum(verdict.confirmed is False for verdict in verdicts)
     if confirmed == len(verdicts):
-        return {1: 'The expectation holds.', 2: 'Both expectations hold.'}.get(
-            confirmed, f'All {confirmed} expectations hold.'
-        )
+        amount = {1: 'The one expectation', 2: 'Both expectations'}.get(confirmed, f'All {confirmed} expectations')
+        return f'{amount} came true.'
     open_ones = len(verdicts) - confirmed - refuted
     parts = [
-        f'{confirmed} of {len(verdicts)} expectations hold',
-        f'{refuted} do{"es" * (refuted == 1)} not' if refuted else '',
+        f'{confirmed} of {len(verdicts)} expectations came true',
+        f'{refuted} did not' if refuted else '',
         f'{open_ones} cannot be told yet' if open_ones else '',
     ]
     return ', '.join(filter(None, parts)) + '.'
 
 
 def leaders(results: Results) -> list[str]:
-    """For each column with a best value, one sentence that names the best arm, its value and the runner-up."""
-    sentences = []
+    """Who leads, in one sentence for each task, on its first metric that has a best value; ties as printed are ties."""
+    sentences: dict[str, str] = {}
     for column, metric in results.comparison.columns.items():
-        if metric.higher_is_better is None:
+        source = column.partition('.')[0]
+        best = [arm for arm in results.arms if arm.name in results.best(column)]
+        if not best or source in sentences:
             continue
-        means = {arm.label: results.cell(arm.name, column).mean for arm in results.arms}
-        ranked = sorted(
-            ((label, mean) for label, mean in means.items() if mean is not None),
-            key=lambda entry: entry[1],
-            reverse=metric.higher_is_better,
-        )
-        if len(ranked) < 2:
-            continue
-        (first, best), (second, next_best) = ranked[:2]
-        sentences.append(
-            f'{column_title(results, column)}: {first} leads with {show(best, metric, unit=True)}, '
-            f'{second} follows with {show(next_best, metric, unit=True)}.'
-        )
-    return sentences
+        value = show(results.cell(best[0].name, column).mean, metric, unit=True)
+        labels = listing(arm.label for arm in best)
+        verb = f'lead{"s" * (len(best) == 1)} with' if len(best) < len(list(results.arms)) else 'all have'
+        sentences[source] = f'{column_title(results, column)}: {labels} {verb} {value}.'
+    return list(sentences.values())
 
 
 def column_title(results: Results, column: str) -> str:
@@ -125,11 +118,11 @@ def column_title(results: Results, column: str) -> str:
 
 
 def statement(results: Results) -> list[str]:
-    """What was compared and how far it carries, in a few sentences generated from config and results."""
+    """What was compared and how far it carries, in a few sentences generated from the results."""
     comparison = results.comparison
     learners = [arm for arm in results.arms if arm.pretrain is not None]
     baselines = [arm for arm in results.arms if arm.pretrain is None]
-    sentences = [comparison.description.strip()] if comparison.description.strip() else []
+    sentences = []
     if learners:
         summaries = [result.summary for arm in learners for result in results.pretrained(arm.name) if result.summary]
         methods = _unique(summary.get('method') for summary in summaries)
@@ -138,14 +131,12 @@ def statement(results: Results) -> list[str]:
         how = f' by {by}' if methods else ''
         length = f' for {listing(steps)} steps' if steps else ''
         verb = 'was' if len(learners) == 1 else 'were'
-        labels = listing(arm.label for arm in learners)
-        sentences.append(f'{_count(len(learners), "arm").capitalize()} {verb} pretrained{how}{length}: {labels}.')
+        sentences.append(f'{_count(len(learners), "arm").capitalize()} {verb} pretrained{how}{length}.')
     if comparison.probes:
         task = listing(probe.label for probe in comparison.probes.values())
         sentences.append(f'The frozen features of every arm were then probed for {task}.')
     if baselines:
-        labels = listing(arm.label for arm in baselines)
-        sentences.append(f'What a network gives before any learning is measured beside them ({labels}).')
+        sentences.append('What a network gives before any learning is measured beside them (random weights).')
     if len(comparison.seeds) == 1:
         sentences.append('There is one seed for each arm, so no spread: small differences may be chance.')
     else:

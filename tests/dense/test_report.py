@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from dense.comparison import Comparison
 from dense.report import Results, collect, write_report
 from dense.report.curves import block_charts, learning_curves
 from dense.report.markup import Markup, data, element
-from dense.report.tables import as_markdown, as_text, config_differences
+from dense.report.outcome import dot_plots, result_table
+from dense.report.page import page
+from dense.report.tables import as_markdown, as_text, config_differences, notes
 from dense.report.words import check_expectations, headline, leaders, listing, statement
 from dense.runs import Run
 
@@ -188,6 +191,56 @@ def test_an_expectation_is_checked_in_the_direction_of_its_metric(
     assert f'ahead in {2 * leads} of 2 seeds' in verdict.evidence
 
 
+def test_leaders_are_told_once_a_task_and_ties_as_printed_are_ties(made: tuple[Comparison, list[Run]]) -> None:
+    comparison, runs = made
+    for arm, score in (('skip', 40.04), ('skipless', 39.96), ('control', 12.0), ('random', 10.0)):
+        for seed in (0, 1):
+            finish(find(runs, arm, seed, 'segmentation'), metrics={'mIoU': score})
+            finish(find(runs, arm, seed, 'depth'), metrics={'delta1': score / 100, 'abs_rel': 1.0})
+    told = leaders(collect(comparison, runs))
+    assert 'Segmentation, mIoU: skip + AdamW and skipless + init + SOAP lead with 40.0 %.' in told
+    assert 'Depth, δ1: skip + AdamW and skipless + init + SOAP lead with 40.0 %.' in told
+    assert len(told) == 3  # of depth only the first metric
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign(made: tuple[Comparison, list[Run]]) -> None:
+    comparison, runs = made
+    for arm, score in (('skip', 10.0), ('random', 10.04)):
+        for seed in (0, 1):
+            finish(find(runs, arm, seed, 'segmentation'), metrics={'mIoU': score})
+    results = collect(comparison, runs)
+    assert str(results.baseline_difference('skip', 'segmentation.mIoU')) == '0.0'
+    assert 'delta down' not in result_table(results)
+    assert '+0.0' in result_table(results)
+
+
+def test_every_row_of_a_dot_plot_shows_its_own_baseline(tmp_path: Path) -> None:
+    config = COMPARISON_CONFIG.replace("label='skip + AdamW',", "label='skip + AdamW', baseline='other',")
+    config = config.replace("init + SOAP', pretrain", "init + SOAP', baseline='random', pretrain")
+    other = "        other=dict(label='other weights', backbone=dict(name='vit_tiny_patch16_224')),\n        random="
+    comparison, runs = planned(tmp_path, config.replace('        random=', other))
+    for arm, score in (('skip', 30.0), ('skipless', 30.0), ('other', 10.0), ('random', 20.0)):
+        for seed in (0, 1):
+            finish(find(runs, arm, seed, 'segmentation'), metrics={'mIoU': score})
+    results = collect(comparison, runs)
+    plots = str(dot_plots(results))
+    rows = {arm: re.search(rf'data-arm="{arm}".*?</g>', plots).group() for arm in ('skip', 'skipless', 'other')}
+    marks = {arm: re.findall(r'x1="([^"]*)"[^>]*class="reference"', row) for arm, row in rows.items()}
+    means = {arm: re.findall(r'x1="([^"]*)"[^>]*class="mean"', row) for arm, row in rows.items()}
+    assert marks['skip'] == means['other']
+    assert not marks['other']
+    assert marks['skipless'] != marks['skip']
+    assert 'Baseline “other weights”: of skip + AdamW.' in notes(results)
+
+
+def test_a_page_without_pictures_says_nothing_of_them(made: tuple[Comparison, list[Run]]) -> None:
+    comparison, runs = made
+    finish_all(runs)
+    text = page(collect(replace(comparison, pictures=0), runs), [], '')
+    assert 'id="predictions"' not in text
+    assert 'no pictures' not in text
+
+
 def test_supervised_training_is_said_to_be_by_labels(tmp_path: Path) -> None:
     comparison, runs = planned(tmp_path)
     for run in runs:
@@ -198,13 +251,16 @@ def test_supervised_training_is_said_to_be_by_labels(tmp_path: Path) -> None:
 def test_the_words_say_what_was_compared_and_found(made: tuple[Comparison, list[Run]]) -> None:
     results = results_of(made)
     said = ' '.join(statement(results))
-    assert 'Three arms were pretrained by MAE for 600 steps: skip + AdamW, skipless + init + SOAP and' in said
+    assert 'Three arms were pretrained by MAE for 600 steps.' in said
     assert 'probed for segmentation and depth' in said
     assert 'mean over 2 seeds' in said
     verdicts = check_expectations(results)
     assert [verdict.confirmed for verdict in verdicts] == [True, True]
-    assert headline(verdicts) == 'Both expectations hold.'
-    assert verdicts[0].evidence == '42.6 % against 23.1 %, ahead by 19.5 points; ahead in 2 of 2 seeds'
+    assert headline(verdicts) == 'Both expectations came true.'
+    assert verdicts[0].evidence == (
+        'Segmentation, mIoU: 42.6 % against 23.1 %, ahead by 19.5 points (at least 3.0 points expected); '
+        'ahead in 2 of 2 seeds'
+    )
 
 
 def test_an_expectation_without_results_is_open(made: tuple[Comparison, list[Run]]) -> None:
@@ -214,7 +270,7 @@ def test_an_expectation_without_results_is_open(made: tuple[Comparison, list[Run
     verdicts = check_expectations(collect(comparison, runs))
     assert [verdict.confirmed for verdict in verdicts] == [None, None]
     assert 'random weights has no result (it ended with exit status 1: ValueError: no such' in verdicts[0].evidence
-    assert headline(verdicts) == '0 of 2 expectations hold, 2 cannot be told yet.'
+    assert headline(verdicts) == '0 of 2 expectations came true, 2 cannot be told yet.'
 
 
 # Tables
@@ -262,8 +318,8 @@ def test_blocks_are_compared_before_and_after_on_one_axis(made: tuple[Comparison
         if run.probe is None:
             write_history(run, rows)
     ((before, after),) = block_charts(collect(comparison, runs))
-    assert 'Condition number, at initialisation' in before
-    assert 'Condition number, after step 5' in after
+    assert 'Condition of the tokens, at initialisation' in before
+    assert 'Condition of the tokens, after step 5' in after
     assert 'linearly dependent' in after
 
     def tick_labels(chart: str) -> list[str]:
@@ -305,7 +361,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(drawn: tuple[Comparison,
     # 3 scenes: image, truth and 4 arms for each of two probes, and image and 4 arms for the features
     assert len(page.images) == 3 * (2 * 6 + 5)
     for said in (
-        'Both expectations hold.',
+        'Both expectations came true.',
         '47.1 ± 0.2',
         '+24.0',
         'depth in metres',
@@ -346,7 +402,6 @@ def test_gaps_are_shown_with_their_reason_and_names_are_escaped(tmp_path: Path) 
         '1 of 2 seeds',
     ):
         assert said in page.text
-    assert 'b' not in page.open
     assert '<b>&amp;' not in report.page.read_text(encoding='utf-8')
 
 
@@ -367,7 +422,7 @@ def test_a_report_can_be_written_before_anything_has_run(tmp_path: Path) -> None
     assert 'it has not been run' in page.text
     assert 'no pictures: its pretraining has no result; it has not been run' in page.text
     assert 'not measured in any of these runs' in page.text
-    assert '0 of 2 expectations hold, 2 cannot be told yet.' in page.text
+    assert '0 of 2 expectations came true, 2 cannot be told yet.' in page.text
 
 
 def test_a_comparison_of_pretraining_alone_needs_no_probes(tmp_path: Path) -> None:
@@ -394,4 +449,4 @@ def test_the_page_opens_in_a_browser_without_errors(drawn: tuple[Comparison, lis
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert 'CONSOLE' not in seen.stderr
-    assert 'Both expectations hold.' in seen.stdout
+    assert 'Both expectations came true.' in seen.stdout

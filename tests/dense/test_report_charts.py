@@ -90,13 +90,11 @@ def test_a_chart_says_when_there_is_nothing_to_draw() -> None:
 def test_a_long_label_does_not_run_into_the_value(text: str) -> None:
     look = Style(0, 0)
     rows = [DotRow('a', 'a label without end ' * 9, look, [1.0], 1.0, text, 'a long reason ' * 9)]
-    plot = dot_plot(rows, title='t', unit='%', better='', reference=None)
+    plot = dot_plot(rows, title='t', unit='%', better='')
     label, value = re.findall(r'class="(?:row|value)[^>]*>([^<]*)<', plot)
     assert label.startswith('a label without end')
     assert len(label) + len(value) <= 56
-    short = dot_plot(
-        [DotRow('a', 'skip + AdamW', look, [1.0], 1.0, text, '')], title='t', unit='%', better='', reference=None
-    )
+    short = dot_plot([DotRow('a', 'skip + AdamW', look, [1.0], 1.0, text, '')], title='t', unit='%', better='')
     assert '>skip + AdamW<' in short
 
 
