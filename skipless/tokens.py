@@ -1,4 +1,4 @@
-"""Statistics of token matrices that show collapse and conditioning, batched and without host synchronisation."""
+"""Statistics of token matrices that show collapse and conditioning, batched over images."""
 
 from __future__ import annotations
 

@@ -8,13 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from skipless.checks import check_number, check_pair, check_whole
+from skipless.checks import check_flag, check_number, check_pair, check_whole
 from skipless.optim.soap import SOAP
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {'AdamW': torch.optim.AdamW, 'SOAP': SOAP}
 
 # Matrix-shaped parameters that are embeddings, not maps: weight decay would pull them to the origin.
 _EMBEDDINGS = ('cls_token', 'reg_token', 'pos_embed', 'mask_token')
+
+# Options of either optimizer that are true or false.
+_FLAGS = (
+    'amsgrad', 'capturable', 'correct_bias', 'differentiable', 'foreach', 'fused', 'maximize', 'normalize_gradient',
+    'precondition_1d',
+)  # fmt: skip
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -55,17 +61,15 @@ def build_optimizer(
         **kwargs: Options of the optimizer, e.g. ``lr``, ``betas``, ``precondition_frequency``.
 
     Raises:
-        ValueError: Unknown type or option, options that exclude each other, or nothing to train.
+        ValueError: Unknown type or option, a bad value, options that exclude each other, or nothing to train.
     """
     if type not in OPTIMIZERS:
         raise ValueError(f'optimizer type {type!r} is not known; use one of {list(OPTIMIZERS)}')
     cls = OPTIMIZERS[type]
-    known = set(inspect.signature(cls).parameters)
-    if cls is SOAP:
-        known |= set(inspect.signature(SOAP.__bases__[0]).parameters)
-    unknown = sorted(set(kwargs) - (known - {'params', 'kwargs'}))
+    known = set(inspect.signature(cls).parameters) - {'params'}
+    unknown = sorted(set(kwargs) - known)
     if unknown:
-        raise ValueError(f'optimizer {type} has no options {unknown}; it takes {sorted(known - {"params", "kwargs"})}')
+        raise ValueError(f'optimizer {type} has no options {unknown}; it takes {sorted(known)}')
     _check_values(kwargs)
     groups = parameter_groups(model, weight_decay)
     if not groups:
@@ -86,6 +90,12 @@ def _check_values(options: dict[str, Any]) -> None:
         check_number('optimizer eps', options['eps'], 0)
     if 'betas' in options:
         check_pair('optimizer betas', options['betas'], 0, 1)
+    if options.get('shampoo_beta') is not None:
+        check_number('optimizer shampoo_beta', options['shampoo_beta'], 0, 1)
     for name in ('precondition_frequency', 'max_precondition_dim'):
         if name in options:
             check_whole(f'optimizer {name}', options[name], 1)
+    for name in _FLAGS:
+        left_to_torch = name in ('foreach', 'fused') and options.get(name) is None
+        if name in options and not left_to_torch:
+            check_flag(f'optimizer {name}', options[name])

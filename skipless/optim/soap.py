@@ -24,7 +24,12 @@ class SOAP(pytorch_optimizer.SOAP):
         weight_decay: Decoupled decay, multiplied by ``lr``.
         precondition_frequency: Steps between refreshes of the eigenbases.
         max_precondition_dim: Sides longer than this are not preconditioned.
-        **kwargs: See `pytorch_optimizer.SOAP`.
+        eps: Added to the root of the second moment.
+        shampoo_beta: Decay of the factors; ``betas[1]`` when absent.
+        precondition_1d: Precondition vectors too.
+        correct_bias: Adam's correction of moments that start at zero.
+        normalize_gradient: Scale each parameter's update to a root mean square of ``lr``.
+        maximize: Climb instead of descending.
     """
 
     def __init__(
@@ -35,8 +40,14 @@ class SOAP(pytorch_optimizer.SOAP):
         weight_decay: float = 1e-2,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 8192,
-        **kwargs: Any,
+        eps: float = 1e-8,
+        shampoo_beta: float | None = None,
+        precondition_1d: bool = False,
+        correct_bias: bool = True,
+        normalize_gradient: bool = False,
+        maximize: bool = False,
     ) -> None:
+        # The library's other options, merge_dims and data_format, fail in its own reshaping or do nothing.
         super().__init__(
             list(_one_group_each(params)),
             lr=lr,
@@ -44,7 +55,12 @@ class SOAP(pytorch_optimizer.SOAP):
             weight_decay=weight_decay,
             precondition_frequency=precondition_frequency,
             max_precondition_dim=max_precondition_dim,
-            **kwargs,
+            eps=eps,
+            shampoo_beta=shampoo_beta,
+            precondition_1d=precondition_1d,
+            correct_bias=correct_bias,
+            normalize_gradient=normalize_gradient,
+            maximize=maximize,
         )
 
     def step(self, closure: Any = None) -> Any:

@@ -94,13 +94,26 @@ def test_suo_is_haar_uniform():
     assert float(traces.var()) == pytest.approx(1.0, abs=0.1)
 
 
-def test_model_holds_the_drawn_matrices_and_zero_biases():
-    model = timm.create_model('skipless_vit_test_patch4_32')
+def test_model_holds_the_drawn_matrices_and_zero_biases(monkeypatch):
+    generator = torch.Generator()
+
+    def remembering(model, **recipe):
+        generator.set_state(torch.get_rng_state())
+        return init_residual_free_(model, **recipe)
+
+    monkeypatch.setattr('skipless.models.init_residual_free_', remembering)
+    model = timm.create_model('skipless_vit_test_patch4_32', init=dict(alpha=1.7, beta=0.6))
     for block in model.blocks:
         query, key, *_ = maps(block.attn)
         for head in range(2):
+            z = torch.randn(64, 64, dtype=torch.float64, generator=generator) / math.sqrt(64)
+            u, s, vh = torch.linalg.svd(1.7 * z + 0.6 * torch.eye(64, dtype=torch.float64))
             part = slice(32 * head, 32 * head + 32)
-            assert torch.linalg.matrix_rank(query[:, part] @ key[:, part].T) == 32
+            assert torch.allclose(query[:, part] @ key[:, part].T, u[:, :32] * s[:32] @ vh[:32], atol=1e-5)
+        orthogonal_pair(64, 3.0, generator)
+        for layer in (block.mlp.fc1, block.mlp.fc2):
+            drawn = scaled_orthogonal(layer.out_features, layer.in_features, generator)
+            assert torch.allclose(layer.weight.detach().double(), drawn, atol=1e-6)
         for bias in (block.attn.qkv.bias, block.attn.proj.bias, block.mlp.fc1.bias, block.mlp.fc2.bias):
             assert not bias.any()
         assert torch.allclose(torch.linalg.svdvals(block.mlp.fc1.weight.detach()), torch.tensor(2.0))

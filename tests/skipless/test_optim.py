@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -169,11 +171,43 @@ def test_resume_is_exact(kind, tmp_path):
         (dict(type='SOAP', momentum=0.9), 'momentum'),
         (dict(type='AdamW', precondition_frequency=3), 'precondition_frequency'),
         (dict(weight_decay=-1.0), 'weight_decay=-1'),
+        (dict(type='SOAP', merge_dims=True), r"SOAP has no options \['merge_dims'\]; it takes"),
+        (dict(type='SOAP', data_format='channels_last'), r"SOAP has no options \['data_format'\]"),
+        (dict(type='SOAP', precondition_1d='no'), "precondition_1d='no': expected True or False"),
+        (dict(type='SOAP', correct_bias=None), 'correct_bias=None: expected True or False'),
+        (dict(type='SOAP', shampoo_beta=float('nan')), 'shampoo_beta=nan'),
+        (dict(type='AdamW', amsgrad='no'), "amsgrad='no': expected True or False"),
+        (dict(type='AdamW', fused='no'), "fused='no': expected True or False"),
     ],
 )
 def test_bad_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         build_optimizer(torch.nn.Linear(2, 2), **options)
+
+
+#: Another value than the default for each of SOAP's options.
+SOAP_OPTIONS = dict(
+    lr=0.1, betas=[0.8, 0.9], weight_decay=0.5, precondition_frequency=1, max_precondition_dim=3, eps=0.1,
+    shampoo_beta=0.5, precondition_1d=True, correct_bias=False, normalize_gradient=True, maximize=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('option', sorted(set(inspect.signature(SOAP).parameters) - {'params'}))
+def test_every_option_of_soap_works_and_matters(option):
+    def train(**options):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 2), torch.nn.Flatten(), torch.nn.Linear(16, 3))
+        optimizer = build_optimizer(model, 'SOAP', **options)
+        for step in range(4):
+            torch.manual_seed(step)
+            model(torch.randn(5, 2, 3, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    changed = train(**{option: SOAP_OPTIONS[option]})
+    assert changed.isfinite().all()
+    assert not torch.equal(changed, train())
 
 
 def test_nothing_to_train_is_an_error():
