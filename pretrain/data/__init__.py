@@ -7,7 +7,7 @@ mmengine.
 from pretrain.data.augment import DeviceAugment, ViewAugment
 from pretrain.data.collate import BadFiles, collate_crops
 from pretrain.data.crops import build_crops
-from pretrain.data.datasets import CropDataset, ImageFolder, PackedArrays, Scenes
+from pretrain.data.datasets import CropDataset, ImageFolder, PackedArrays, Scenes, evenly_spaced
 from pretrain.data.sampler import Draw, StreamSampler, check_batch
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     'build_crops',
     'check_batch',
     'collate_crops',
+    'evenly_spaced',
 ]

@@ -21,7 +21,7 @@ from pretrain.data.colour import (
     solarise,
 )
 from pretrain.data.options import build_options
-from skipless.checks import check_number
+from skipless.checks import check_number, check_pair
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -57,14 +57,12 @@ class ViewAugment:
 
     def __post_init__(self) -> None:
         for name in ('flip', 'jitter', 'gray', 'blur', 'solarise'):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f'view augmentation: {name}={getattr(self, name)!r} is no probability')
+            check_number(f'view augmentation: {name}', getattr(self, name), 0, 1)
         for name in ('brightness', 'contrast', 'saturation'):
-            if getattr(self, name) < 0:
-                raise ValueError(f'view augmentation: {name}={getattr(self, name)!r} is negative')
-        if not 0 <= self.hue <= 0.5:
-            raise ValueError(f'view augmentation: hue={self.hue!r} is not in [0, 0.5] turns')
-        if len(self.blur_sigma) != 2 or not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
+            check_number(f'view augmentation: {name}', getattr(self, name), 0)
+        check_number('view augmentation: hue', self.hue, 0, 0.5)
+        check_pair('view augmentation: blur_sigma', self.blur_sigma)
+        if not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
             raise ValueError(f'view augmentation: blur_sigma={self.blur_sigma!r}; expected 0 < low <= high')
 
 

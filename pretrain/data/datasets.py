@@ -24,11 +24,16 @@ from pretrain.data.crops import build_crops, cut_crops
 from pretrain.data.folders import PathList, find_images
 from pretrain.data.images import EncodedPicture, Picture, PixelPicture, UndecodableImage, open_picture
 from pretrain.data.sampler import Draw
-from skipless.checks import check_whole
+from skipless.checks import check_flag, check_whole
 from skipless.scenes import SceneSplit
 
 MAX_SUBSTITUTES = 32
 SMALL_FILE_BYTES = 8192
+
+
+def evenly_spaced(count: int, size: int) -> np.ndarray:
+    """Indices ``(count,)`` int64 of so many of ``size`` images, ascending from 0; every one where the two are equal."""
+    return np.arange(count) * size // count
 
 
 class CropDataset(Dataset, ABC):
@@ -67,7 +72,7 @@ class CropDataset(Dataset, ABC):
             )
         self.crops = build_crops(crops)
         self.classes = tuple(classes)
-        self._rows = np.arange(size) if limit is None else np.arange(limit) * size // limit
+        self._rows = evenly_spaced(size if limit is None else limit, size)
         self.labels = None if labels is None else np.asarray(labels, np.int64)[self._rows]
 
     @abstractmethod
@@ -133,7 +138,7 @@ class ImageFolder(CropDataset):
 
     Raises:
         FileNotFoundError: missing folder, or no image below it.
-        ValueError: labels wanted, but an image is in no class folder.
+        ValueError: an option of the wrong type, or labels wanted, but an image is in no class folder.
     """
 
     def __init__(
@@ -143,6 +148,8 @@ class ImageFolder(CropDataset):
         labelled: bool | None = None,
         limit: int | None = None,
     ) -> None:
+        if labelled is not None:
+            check_flag('ImageFolder: labelled', labelled)
         roots = [root] if isinstance(root, (str, os.PathLike)) else root
         if isinstance(roots, Sequence) and not roots:
             raise ValueError('ImageFolder: root is an empty list; name at least one folder')
@@ -190,7 +197,8 @@ class PackedArrays(CropDataset):
 
     Raises:
         FileNotFoundError: missing file.
-        ValueError: not an `.npz` file, a missing array, or one of the wrong type, shape or range.
+        ValueError: not an `.npz` file, a missing array, or one of the wrong type, shape or range; an option of the
+            wrong type.
     """
 
     def __init__(
@@ -203,6 +211,8 @@ class PackedArrays(CropDataset):
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise ValueError(f'PackedArrays: path={path!r}; expected the path of an .npz file')
+        if labelled is not None:
+            check_flag('PackedArrays: labelled', labelled)
         self.path, self.split = os.fspath(path), split
         self.source = f'{self.path} ({split})'
         self._arrays = NpzArrays(self.path)
@@ -338,6 +348,7 @@ class Scenes(CropDataset):
         seed: int = 0,
         cache: bool = True,
     ) -> None:
+        check_flag('Scenes: cache', cache)
         self._scenes = SceneSplit(seed=seed, split=split, length=length, size=size)
         super().__init__(length, crops)
         self.source = f'scenes ({split})'

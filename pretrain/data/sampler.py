@@ -10,6 +10,8 @@ from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.registry import DATA_SAMPLERS
 from torch.utils.data import Sampler
 
+from skipless.checks import check_flag
+
 
 class Draw(NamedTuple):
     """What a sampler asks a dataset for.
@@ -38,6 +40,7 @@ class StreamSampler(Sampler):
     """
 
     def __init__(self, dataset: Sized, seed: int | None = None, shuffle: bool = True) -> None:
+        check_flag('StreamSampler: shuffle', shuffle)
         self.rank, self.world_size = get_dist_info()
         self.length = len(dataset)
         if self.length == 0:

@@ -328,6 +328,16 @@ def test_scenes_are_those_of_the_split(cache):
     assert (dataset._rendered is not None) == cache
 
 
+@pytest.mark.parametrize('text', ['no', 'False', 0])
+def test_text_is_no_flag(tmp_path, tree, text):
+    with pytest.raises(ValueError, match=r'Scenes: cache=.*: expected True or False'):
+        Scenes(WHOLE, length=2, size=16, cache=text)
+    with pytest.raises(ValueError, match=r'ImageFolder: labelled=.*: expected True or False'):
+        ImageFolder(tree, WHOLE, labelled=text)
+    with pytest.raises(ValueError, match=r'PackedArrays: labelled=.*: expected True or False'):
+        PackedArrays(saved(tmp_path, **SOUND), WHOLE, labelled=text)
+
+
 def test_scenes_refuse_an_unknown_split():
     with pytest.raises(ValueError, match='tset'):
         Scenes(RANDOM, split='tset', length=2, size=16)

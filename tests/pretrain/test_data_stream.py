@@ -71,6 +71,8 @@ def test_bad_arguments():
         StreamSampler(range(3), seed=0).skip(-1)
     with pytest.raises(ValueError, match='dataset is empty'):
         StreamSampler([], seed=0)
+    with pytest.raises(ValueError, match="StreamSampler: shuffle='no': expected True or False"):
+        StreamSampler(range(3), seed=0, shuffle='no')
 
 
 def test_length_is_one_ranks_share(monkeypatch):
