@@ -89,11 +89,7 @@ class MAE(Method):
     def loss(self, global_crops: Tensor, local_crops: Tensor | None, label: Tensor | None) -> dict[str, Tensor]:
         """See `Method.loss`; every global crop is a sample of its own."""
         images = global_crops.flatten(0, 1)
-        if tuple(images.shape[-2:]) != tuple(self.backbone.patch_embed.img_size):
-            raise ValueError(
-                f'MAE got images of {images.shape[-2]}x{images.shape[-1]} pixels; its decoder needs the '
-                f'img_size of the backbone, {self.backbone.patch_embed.img_size}'
-            )
+        self._check_size(images)
         tokens = embed_tokens(self.backbone, images)
         prefix = self.backbone.num_prefix_tokens
         visible_at, masked_at = random_masking(len(images), tokens.shape[1] - prefix, self.mask_ratio, images.device)
@@ -108,6 +104,20 @@ class MAE(Method):
             'loss': mae_loss(prediction, take(targets, masked_at)),
             'feature_std': feature_std(tokens[:, prefix:].mean(dim=1)),
         }
+
+    def embed(self, images: Tensor) -> Tensor:
+        """See `Method.embed`; only a backbone of dynamic image size takes other sizes than it is trained on."""
+        if not self.backbone.dynamic_img_size:
+            self._check_size(images)
+        return super().embed(images)
+
+    def _check_size(self, images: Tensor) -> None:
+        size, built = ('x'.join(map(str, pair)) for pair in (images.shape[-2:], self.backbone.patch_embed.img_size))
+        if size != built:
+            raise ValueError(
+                f'MAE got images of {size} pixels and its backbone and decoder are built for {built}; set the crop '
+                'size, or the img_size of the backbone, to the other'
+            )
 
     def pooled(self, tokens: Tensor) -> Tensor:
         """Mean of the patch tokens: nothing trains the class token to summarise an image."""

@@ -177,8 +177,16 @@ def test_impossible_options_are_one_clear_error(backbone, options, message):
 
 
 def test_images_must_have_the_size_of_the_backbone():
-    with pytest.raises(ValueError, match='images of 8x8 pixels'):
-        build(backbone=dict(BACKBONE, dynamic_img_size=True))(torch.randn(1, 2, 3, 8, 8))
+    words = 'MAE got images of 8x8 pixels and its backbone and decoder are built for 16x16; set the crop size'
+    images = torch.randn(2, 3, 8, 8)
+    fixed, dynamic = build(), build(backbone=dict(BACKBONE, dynamic_img_size=True))
+    for method in (fixed, dynamic):
+        with pytest.raises(ValueError, match=words):
+            method(images[None])
+    # Features are not decoded, so only the backbone says which sizes they are taken of.
+    assert dynamic.embed(images).shape == (2, 32)
+    with pytest.raises(ValueError, match=words):
+        fixed.embed(images)
 
 
 def test_accumulation_over_micro_batches_gives_the_gradient_of_the_large_batch(split):
