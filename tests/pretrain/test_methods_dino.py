@@ -3,12 +3,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from mmengine.optim import OptimWrapper
 
 from pretrain.methods import DINO
 from pretrain.methods import dino as dino_module
 from pretrain.methods.dino import ema_update
 from pretrain.methods.heads import ProjectionHead
+from pretrain.optim import PretrainOptimWrapper
 from skipless.optim import build_optimizer
 
 BACKBONE = dict(
@@ -38,15 +38,11 @@ def crops(seed=0, batch=4, local=3):
 
 def step(model, optimizer, batches, number=0, total=100):
     """One optimizer step as the training loop takes it, over the micro-batches."""
-    wrapper = OptimWrapper(optimizer, accumulative_counts=len(batches))
+    wrapper = PretrainOptimWrapper(optimizer, model, accumulative_counts=len(batches))
     model.set_schedule(number, total)
-    optimizer.zero_grad()
     for batch in batches:
         loss, _ = model.parse_losses(model(**batch))
-        wrapper.backward(wrapper.scale_loss(loss))
-    model.before_optimizer_step()
-    optimizer.step()
-    model.after_optimizer_step()
+        wrapper.update_params(loss)
 
 
 def trainable(model):

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from mmengine.config import Config
-from mmengine.optim import OptimWrapper
 
 from pretrain.methods import DINO
+from pretrain.optim import PretrainOptimWrapper
 from pretrain.runner import PretrainRunner
 
 BACKBONE = dict(name='skipless_vit_test_patch4_32', img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2)
@@ -19,22 +19,18 @@ STEPS = 3
 def train(model, method, ranks, rank):
     """Steps of two micro-batches; returns the final state."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.5)
-    wrapper = OptimWrapper(optimizer, accumulative_counts=2)
+    wrapper = PretrainOptimWrapper(optimizer, method, accumulative_counts=2)
     for number in range(STEPS):
         method.set_schedule(number, STEPS)
         for micro in range(2):
             torch.manual_seed(10 * number + micro)
             crops = dict(global_crops=torch.randn(2, 4, 3, 8, 8), local_crops=torch.randn(2, 4, 3, 4, 4))
             share = {key: value.chunk(ranks, dim=1)[rank] for key, value in crops.items()}
-            # What ``train_step`` of mmengine's wrapper does, with the loop's calls around the optimizer.
+            # What ``train_step`` of mmengine's wrapper does.
             with wrapper.optim_context(model):
                 losses = model(**share, mode='loss')
             loss, _ = method.parse_losses(losses)
-            wrapper.backward(wrapper.scale_loss(loss))
-        method.before_optimizer_step()
-        optimizer.step()
-        optimizer.zero_grad()
-        method.after_optimizer_step()
+            wrapper.update_params(loss)
     return {key: value.clone() for key, value in method.state_dict().items()}
 
 

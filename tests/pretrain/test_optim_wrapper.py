@@ -1,4 +1,4 @@
-"""The optimizer step of stage 1 in float16: what the loss scale leaves out has no consequences."""
+"""The optimizer step of stage 1: accumulation, clipping; what the loss scale leaves out has no consequences."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pretrain.optim import PretrainOptimWrapper
 
 
 class Follower(nn.Module):
-    """A method of one weight that counts the updates it follows."""
+    """A method of one weight that counts the updates it prepares and follows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
+        self.changes = 0
         self.updates = 0
 
-    def before_optimizer_step(self) -> None: ...
+    def before_optimizer_step(self) -> None:
+        self.changes += 1
 
     def after_optimizer_step(self) -> None:
         self.updates += 1
@@ -50,3 +52,29 @@ def test_every_step_is_taken_and_followed_without_a_scale() -> None:
     for _ in range(2):
         wrapper.update_params(method.weight * 1.0)
     assert (method.weight.item(), method.updates, wrapper.settling) == (0.0, 2, False)
+
+
+def test_method_has_its_part_once_per_optimizer_step() -> None:
+    method = Follower()
+    optimizer = torch.optim.SGD(method.parameters(), 0.5)
+    wrapper = PretrainOptimWrapper(optimizer, method, accumulative_counts=3)  # type: ignore[arg-type]
+    wrapper.initialize_count_status(method, 0, 7)
+    counts = []
+    for _ in range(7):
+        wrapper.update_params(method.weight * 1.0)
+        counts.append((method.changes, method.updates))
+    # The last step has the iteration that is left.
+    assert [updates for _, updates in counts] == [0, 0, 1, 1, 1, 2, 3]
+    assert all(changes == updates for changes, updates in counts)
+    assert method.weight.item() == -0.5
+
+
+def test_gradient_is_clipped_to_a_length_and_measured_before() -> None:
+    method = Follower()
+    optimizer = torch.optim.SGD(method.parameters(), 1.0)
+    wrapper = PretrainOptimWrapper(optimizer, method, max_norm=1e-3)  # type: ignore[arg-type]
+    for gradient, length in ((8.0, 1e-3), (5e-4, 5e-4)):
+        before = method.weight.item()
+        wrapper.update_params(method.weight * gradient)
+        torch.testing.assert_close(before - method.weight.item(), length, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(wrapper.grad_norm.item(), gradient)
