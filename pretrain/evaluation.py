@@ -125,7 +125,6 @@ class EvaluationHook(Hook):
         values = {'knn': float(knn_accuracy(train, train_labels, val, val_labels, self.k, self.temperature))}
         if right is not None:
             values['top1'] = float(right.float().mean())
-        runner.logger.info(f'iteration {step}: ' + ', '.join(f'{k} {v:.4f}' for k, v in values.items()))
         next(hook for hook in runner.hooks if isinstance(hook, MonitorHook)).record(runner, values, step)
 
     @staticmethod

@@ -15,7 +15,7 @@ from mmengine.registry import HOOKS
 from tqdm import tqdm
 
 from pretrain import checkpoint
-from pretrain.data import BadFiles, collate_crops
+from pretrain.data import BadFiles, collate_crops, evenly_spaced
 from pretrain.losses import feature_std
 from pretrain.runner import PretrainRunner, plain
 from pretrain.schedules import cosine, resolve_steps, warmup_cosine
@@ -74,6 +74,7 @@ class MonitorHook(Hook):
     """Writes what a run does to the console, to TensorBoard and to ``monitor.jsonl``; says when it goes wrong.
 
     What a training step returns is logged as its mean since the record before, and stays on the device until then.
+    On the console every record is a line, above the progress bar.
     The run directory gets a ``summary.json`` at the end.
 
     Args:
@@ -82,7 +83,8 @@ class MonitorHook(Hook):
         images: Training images, evenly spread, on which token statistics are measured.
         collapse_cosine: Mean token cosine of the last block above which a collapse is reported.
         patience: Records in a row with a non-finite loss or gradient after which the run stops; while the loss scale of
-            float16 settles, the gradient does not count.
+            float16 settles, the gradient does not count. A loss or weights that are not finite at the very end are an
+            error in any case, since such a run has no result.
     """
 
     priority = 'LOW'
@@ -115,7 +117,7 @@ class MonitorHook(Hook):
         self.path = Path(runner.work_dir) / 'monitor.jsonl'
         if runner.rank == 0:
             dataset = runner.train_dataloader.dataset
-            chosen = torch.linspace(0, len(dataset) - 1, min(self.images, len(dataset))).long().tolist()
+            chosen = evenly_spaced(min(self.images, len(dataset)), len(dataset)).tolist()
             batch = collate_crops([dataset[i] for i in chosen])
             self.probe = runner.method.data_preprocessor.normalise(batch['global_crops'][:, 0])
             self._forget_after(runner.iter)
@@ -156,6 +158,8 @@ class MonitorHook(Hook):
             values.update(self._statistics(runner))
         if values:
             self.record(runner, values, step)
+        if last and not (torch.isfinite(outputs['loss']) and _weights_finite(runner)):
+            raise _diverged(f'loss or weights are not finite at the last iteration, {step}', values['lr'])
 
     def after_train(self, runner: PretrainRunner) -> None:
         self.bar.close()
@@ -176,6 +180,8 @@ class MonitorHook(Hook):
             else:
                 scalars[key] = value
         runner.visualizer.add_scalars(scalars, step=step)
+        with tqdm.external_write_mode():  # else the line would go on where the progress bar ends
+            runner.logger.info(f'iteration {step}: {in_words(values)}')
 
     def _statistics(self, runner: PretrainRunner) -> dict[str, Any]:
         if runner.rank != 0:
@@ -216,10 +222,7 @@ class MonitorHook(Hook):
             return
         runner.logger.warning(f'iteration {runner.iter + 1}: {" and ".join(bad)} not finite')
         if self.non_finite >= self.patience:
-            raise ValueError(
-                f'{" and ".join(bad)} stayed non-finite until iteration {runner.iter + 1}; lower the learning rate '
-                f'({values["lr"]:.2g}) or clip gradients, and resume from a checkpoint'
-            )
+            raise _diverged(f'{" and ".join(bad)} stayed non-finite until iteration {runner.iter + 1}', values['lr'])
 
     @master_only
     def _summarise(self, runner: PretrainRunner) -> None:
@@ -256,6 +259,13 @@ class MonitorHook(Hook):
         self.path.with_name('summary.json').unlink(missing_ok=True)
 
 
+def in_words(values: dict[str, Any]) -> str:
+    """Monitored values on one line; of what every block has, the last block's token cosine and effective rank."""
+    shown = {key: value for key, value in values.items() if not isinstance(value, list)}
+    shown |= {key: values[key][-1] for key in ('token_cosine', 'effective_rank') if key in values}
+    return ', '.join(f'{key} {value:.4g}' for key, value in shown.items())
+
+
 @HOOKS.register_module()
 class SaveHook(Hook):
     """Writes a checkpoint every ``interval`` iterations and at the end, and keeps the newest ``keep``.
@@ -285,7 +295,7 @@ class SaveHook(Hook):
         self.due = self.due or step % self.interval == 0
         if runner.rank == 0 and (last or (self.due and step % _accumulation(runner) == 0)):
             self.due = False
-            if not all(torch.isfinite(parameter).all() for parameter in runner.method.parameters()):
+            if not _weights_finite(runner):
                 runner.logger.warning(f'iteration {step}: weights not finite, so no checkpoint replaces the good ones')
                 return
             checkpoint.save(runner.state(), checkpoint.checkpoint_path(runner.work_dir, step), self.keep)
@@ -320,6 +330,14 @@ class BadFilesHook(Hook):
                 file.writelines(f'{line}\n' for line in new)
             runner.logger.warning(f'{len(self.listed)} image files could not be read so far; the newest: {new[-1]}')
         self.ledger.update(data_batch['bad'], seen=len(data_batch['index']))
+
+
+def _weights_finite(runner: PretrainRunner) -> bool:
+    return all(bool(torch.isfinite(parameter).all()) for parameter in runner.method.parameters())
+
+
+def _diverged(what: str, rate: float) -> ValueError:
+    return ValueError(f'{what}; lower the learning rate ({rate:.2g}) or clip gradients, and resume from a checkpoint')
 
 
 def _accumulation(runner: PretrainRunner) -> int:

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import RUNNERS, init_default_scope
 
-from pretrain.runner import KEYS, PretrainRunner
+from pretrain.runner import KEYS, PretrainRunner, check_keys, check_values
 from skipless.command_line import check_options, merge_options, parse_options, reading_config, run_command
 from skipless.distributed import join_process_group
 
@@ -49,7 +49,12 @@ def _train(
 def read_config(
     config: str, work_dir: str | None, resume: str | None, launcher: str, amp: bool, cfg_options: list[str]
 ) -> Config:
-    """Read a config and apply the command line to it."""
+    """Read a config and apply the command line to it.
+
+    Raises:
+        FileNotFoundError: There is no such config.
+        ValueError: It is no config of stage 1, an option has no place in it, or a key or value has no use as it is.
+    """
     with reading_config(config):
         cfg = Config.fromfile(config)
     options = parse_options(cfg_options)
@@ -61,6 +66,8 @@ def read_config(
             f'config {config} is none of stage 1: runner_type is {cfg.get("runner_type")!r}; expected '
             '"PretrainRunner", as from configs/pretrain/_base_/runtime.py'
         )
+    check_keys(cfg)
+    check_values(cfg)
     init_default_scope('mmengine')
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(config).stem)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
-import resource
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,13 +20,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pretrain import checkpoint
-from pretrain.data import StreamSampler, check_batch
+from pretrain.data import StreamSampler, check_batch, collate_crops
 from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
 from skipless.checks import check_whole
 from skipless.command_line import value_at
 from skipless.files import alone_in
+from skipless.timing import cpu_seconds
 
 # Keys of a config that mean something to the Runner or to us.
 KEYS = {
@@ -98,6 +98,13 @@ class PretrainLoop(IterBasedTrainLoop):
                 f'train_dataloader.sampler is a {type(self.dataloader.sampler).__name__}; expected '
                 "dict(type='StreamSampler'), without which every epoch would have the same crops"
             )
+        collate: Any = self.dataloader.collate_fn
+        collate = getattr(collate, 'func', collate)  # mmengine wraps what a config names
+        if collate is not collate_crops:
+            raise ValueError(
+                f'train_dataloader.collate_fn is {getattr(collate, "__name__", collate)}; expected '
+                "dict(type='collate_crops'), which makes the batches that methods take, or leave the key out"
+            )
 
     def run(self) -> nn.Module:
         if self._iter >= self._max_iters:
@@ -137,6 +144,8 @@ class PretrainRunner(Runner):
     def from_cfg(cls, cfg: Config) -> PretrainRunner:
         check_keys(cfg)
         check_values(cfg)
+        # The only one there is; mmengine's own default would leave the items of a batch apart.
+        cfg.train_dataloader.setdefault('collate_fn', dict(type='collate_crops'))
         return super().from_cfg(cfg)
 
     @property
@@ -187,9 +196,7 @@ class PretrainRunner(Runner):
 
     def seconds(self) -> tuple[float, float]:
         """CPU (data workers included) and wall seconds of the run so far, over all its processes in time."""
-        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        cpu = sum(u.ru_utime + u.ru_stime for u in usage)
-        return self.spent[0] + cpu, self.spent[1] + time.time() - self.started
+        return self.spent[0] + cpu_seconds(), self.spent[1] + time.time() - self.started
 
     def state(self) -> dict[str, Any]:
         """Everything a run needs to go on, after the current iteration."""
@@ -258,6 +265,7 @@ class PretrainRunner(Runner):
             raise ValueError(f'{path} holds positions of a {held} grid of patches and the config asks for {wanted}')
         if resume:
             self._check_unchanged(path, meta)
+            self._check_whole_step(path, meta['iter'])
         try:
             self.method.load_state_dict(content['state_dict'])
             if resume:
@@ -297,6 +305,19 @@ class PretrainRunner(Runner):
                     f'{path} was trained with {key}={held.get(key)!r} and the config says {wanted.get(key)!r}; resume '
                     'with the same, or start a new run from its weights with load_from'
                 )
+
+    def _check_whole_step(self, path: Path, done: int) -> None:
+        """Refuse to go on beyond the end of a run whose last optimizer step had fewer iterations than the others.
+
+        The step that comes next would have the remaining ones and the place of the last in the schedules.
+        """
+        size = self.optim_wrapper._accumulative_counts
+        if done % size and self.max_iters > done:
+            raise ValueError(
+                f'{path} ends a run of {done} iterations, whose last optimizer step had {done % size} of the '
+                f'optim_wrapper.accumulative_counts={size}, and cannot go on to iteration {self.max_iters}; resume a '
+                f'checkpoint at a multiple of {size}, or start a new run from its weights with load_from'
+            )
 
 
 def check_labels(dataset: Any, method: Method) -> None:

@@ -1,5 +1,5 @@
 # DINO, ViT-S/16 without skips, ImageNet-1k, 300 epochs: the recipe of arXiv 2510.00345 on 16 GPUs of 64 images each.
-# Its twin: --cfg-options model.backbone.name=vit_small_patch16_224
+# Its twin: --cfg-options model.backbone.attention_skip=True model.backbone.mlp_skip=True
 _base_ = ['_base_/dino.py', '_base_/imagenet.py']
 
 model = dict(

@@ -1,5 +1,5 @@
 # MAE, ViT-B/16 without skips in the encoder, ImageNet-1k, 800 epochs, on 16 GPUs of 64 images each.
-# Its twin: --cfg-options model.backbone.name=vit_base_patch16_224
+# Its twin: --cfg-options model.backbone.attention_skip=True model.backbone.mlp_skip=True
 _base_ = ['_base_/mae.py', '_base_/imagenet.py']
 
 model = dict(

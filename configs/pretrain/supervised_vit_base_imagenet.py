@@ -1,6 +1,6 @@
 # Supervised ViT-B/16 without skips, ImageNet-1k, 300 epochs, on 16 GPUs of 64 images each
 # (arXiv 2510.00345).
-# Its twin: --cfg-options model.backbone.name=vit_base_patch16_224
+# Its twin: --cfg-options model.backbone.attention_skip=True model.backbone.mlp_skip=True
 _base_ = ['_base_/runtime.py', '_base_/imagenet.py']
 
 model = dict(

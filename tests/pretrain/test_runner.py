@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -19,13 +20,16 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain import checkpoint
-from pretrain.data import ImageFolder
-from pretrain.hooks import MonitorHook
+from pretrain.data import DeviceAugment, ImageFolder
+from pretrain.hooks import MonitorHook, SaveHook, in_words
 from pretrain.launch import launch, read_config
 from pretrain.runner import PretrainRunner, check_keys, check_labels, derived_seed
+from skipless import architecture
 from skipless.checkpoint import read_backbone, read_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,6 +52,8 @@ optim_wrapper = dict(
     constructor='PretrainOptimConstructor', optimizer=dict(type='SOAP', lr=1e-3, precondition_frequency=3))
 model = MODEL
 """
+#: The start of its dataset, to replace.
+SCENES = "dataset=dict(type='Scenes', length=24, size=40, "
 METHODS = {
     'MAE': (
         "dict(type='random_resized', size=32)",
@@ -75,6 +81,10 @@ def config(tmp_path):
         return str(path)
 
     return write
+
+
+#: What a record has beside its values.
+SKIPPED = ('step', 'time')
 
 
 def records(directory):
@@ -128,7 +138,33 @@ def test_run_directory_holds_what_the_report_reads(config, tmp_path):
     weights = read_backbone(work / 'step_00000008.pth', 'student')
     assert weights.architecture == summary['architecture']
     assert weights.config['init'] == 'centred'
-    assert any(p.name.startswith('events.out.tfevents') for p in work.rglob('*'))
+    (events,) = work.rglob('events.out.tfevents*')
+    scalars = EventAccumulator(str(events)).Reload()
+    assert {'loss', 'teacher_kl', 'grad_norm', 'token_cosine/block_01'} <= set(scalars.Tags()['scalars'])
+    assert [event.step for event in scalars.Scalars('loss')] == list(range(1, 9))
+    assert scalars.Scalars('loss')[-1].value == pytest.approx(last['loss'])
+
+
+def test_last_layer_is_frozen_for_its_steps_and_learns_after_them(config, tmp_path):
+    options = ['train_cfg.max_iters=4', 'default_hooks.checkpoint.interval=1', 'default_hooks.checkpoint.keep=4']
+    assert launch(config('DINO'), str(tmp_path), cfg_options=options) == 0
+    states = [read_checkpoint(checkpoint.checkpoint_path(tmp_path, i))['state_dict'] for i in range(1, 5)]
+    first, second, _, fourth = (state['student.head.last_layer.weight'] for state in states)
+    assert torch.equal(first, second)
+    # The first step that SOAP takes with a parameter, here the third, only collects statistics.
+    assert not torch.equal(second, fourth)
+    others = [state['student.head.mlp.0.weight'] for state in states]
+    assert not torch.equal(others[0], others[1])
+
+
+def test_weight_decay_follows_its_cosine(config, tmp_path):
+    decay = 'default_hooks.schedule.final_weight_decay=0.5'
+    assert launch(config(), str(tmp_path), cfg_options=[decay]) == 0
+    logged = {r['step']: r['weight_decay'] for r in records(tmp_path) if 'weight_decay' in r}
+    expected = {i + 1: 0.5 + (0.05 - 0.5) * (1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)}
+    assert logged == pytest.approx(expected)
+    groups = read_checkpoint(checkpoint.checkpoint_path(tmp_path, 8))['optimizer']['optimizer']['param_groups']
+    assert sorted({group['weight_decay'] for group in groups}) == pytest.approx([0.0, expected[8]])
 
 
 def test_gradient_accumulation_advances_schedules_once_per_step(config, tmp_path):
@@ -175,6 +211,24 @@ def test_random_numbers_depend_on_seed_iteration_and_rank():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_every_iteration_and_rank_draws_masks_of_its_own(config, tmp_path, monkeypatch):
+    from pretrain.methods import mae
+
+    masks, random_masking = {}, mae.random_masking
+
+    def recording(*args):
+        visible, masked = random_masking(*args)
+        masks[rank, len(masks) % 2] = tuple(visible.flatten().tolist())
+        return visible, masked
+
+    monkeypatch.setattr(mae, 'random_masking', recording)
+    for rank in range(2):
+        monkeypatch.setattr(PretrainRunner, 'rank', rank)
+        assert launch(config(), str(tmp_path / str(rank)), cfg_options=['train_cfg.max_iters=2']) == 0
+    assert sorted(masks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(set(masks.values())) == 4
+
+
 def test_seed_changes_the_run(config, tmp_path):
     path = config()
     assert launch(path, str(tmp_path / 'a'), cfg_options=['train_cfg.max_iters=2']) == 0
@@ -212,6 +266,22 @@ def test_resume_under_accumulation_is_exact_whatever_the_interval(config, tmp_pa
     checkpoint.checkpoint_path(work, 12).unlink()
     assert launch(path, str(work), resume='auto', cfg_options=options) == 0
     assert losses(work) == whole
+
+
+def test_a_run_that_ended_within_an_optimizer_step_is_not_made_longer(config, tmp_path, capfd):
+    path, work = config(), tmp_path / 'run'
+    options = ['optim_wrapper.accumulative_counts=3', 'default_hooks.checkpoint.interval=6', 'train_cfg.max_iters=8']
+    assert launch(path, str(work), cfg_options=options) == 0
+    assert launch(path, str(work), resume='auto', cfg_options=[*options[:2], 'train_cfg.max_iters=12']) == 2
+    words = (
+        'step_00000008.pth ends a run of 8 iterations, whose last optimizer step had 2 of the '
+        'optim_wrapper.accumulative_counts=3, and cannot go on to iteration 12; resume a checkpoint at a multiple of 3'
+    )
+    assert words in capfd.readouterr().err
+    # The same end is no extension, and from the whole step before it the run goes on.
+    assert launch(path, str(work), resume='auto', cfg_options=options) == 0
+    earlier = str(checkpoint.checkpoint_path(work, 6))
+    assert launch(path, str(work), resume=earlier, cfg_options=[*options[:2], 'train_cfg.max_iters=12']) == 0
 
 
 @pytest.mark.parametrize(
@@ -257,6 +327,28 @@ def test_time_of_a_resumed_run_is_that_of_all_its_parts(config, tmp_path):
     assert 2000 < summary['wall_seconds'] < 2600
 
 
+def test_time_of_data_workers_that_still_run_counts():
+    busy = multiprocessing.get_context('fork').Process(target=burn, args=(0.3,), daemon=True)
+    runner = SimpleNamespace(spent=(10.0, 20.0), started=time.time())
+    before = PretrainRunner.seconds(runner)[0]
+    busy.start()
+    try:
+        deadline = time.time() + 60
+        while PretrainRunner.seconds(runner)[0] - before < 0.25:
+            assert time.time() < deadline
+            time.sleep(0.05)
+        assert busy.is_alive()
+    finally:
+        busy.kill()
+        busy.join()
+
+
+def burn(seconds):
+    while time.process_time() < seconds:
+        pass
+    time.sleep(600)
+
+
 def test_second_process_in_a_run_directory_is_refused(config, tmp_path, capfd):
     work = tmp_path / 'run'
     work.mkdir()
@@ -271,7 +363,7 @@ def test_label_without_an_output_is_named(config, tmp_path, capfd):
     labels = np.array([0, 1, 5, 1, 0, 1, 0, 1])
     np.savez(path, train_images=np.zeros((8, 32, 32, 3), np.uint8), train_labels=labels)
     dataset = f"dataset=dict(type='PackedArrays', path='{path}', "
-    written = config(d=("dataset=dict(type='Scenes', length=24, size=40, ", dataset))
+    written = config(d=(SCENES, dataset))
     text = Path(written).read_text()
     model = "dict(type='Supervised', num_classes=2, backbone=backbone, data_preprocessor=dict(type='DeviceAugment'))"
     Path(written).write_text(text[: text.index('model = ')] + f'model = {model}\n')
@@ -325,8 +417,20 @@ def test_killed_run_resumes_from_the_command_line(config, tmp_path):
     process.wait()
     reached = int(next(checkpoint.checkpoints(work)).stem.split('_')[1])
     options = ['--cfg-options', f'train_cfg.max_iters={reached + 2}']
-    done = subprocess.run([*command, '--resume', *options], cwd=REPOSITORY, env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    done = subprocess.run(
+        [*command, '--resume', *options],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    # On the console, a record is not written into the progress bar.
+    shown = [line for line in re.split(r'[\r\n]', done.stdout) if f' iteration {reached + 2}: loss ' in line]
+    assert len(shown) == 1
+    assert '%|' in done.stdout
+    assert '%|' not in shown[0]
     assert sorted(losses(work))[-1] == reached + 2
     assert json.loads((work / 'summary.json').read_text())['status'] == 'finished'
 
@@ -339,8 +443,8 @@ BAD = {
     'patch': ({}, ['model.backbone.patch_size=7'], r'not a multiple of patch_size|patches of 7x7'),
     'warm-up': ({}, ['default_hooks.schedule.warmup=50'], 'warm-up of 50 steps is longer than the run of 8'),
     'small dataset': ({}, ['train_dataloader.batch_size=25'], '24 images, fewer than one batch of 25'),
-    'no data': ({}, ['train_dataloader.dataset.type=ImageFolder', 'train_dataloader.dataset.root=nowhere',
-                     'train_dataloader.dataset.length=None', 'train_dataloader.dataset.size=None'], 'length|nowhere'),
+    'no data': (dict(d=(SCENES, "dataset=dict(type='ImageFolder', root='nowhere', ")), [],
+                'there is no folder nowhere'),
     'optimizer': ({}, ['optim_wrapper.optimizer.type=Lion'], "'Lion'"),
     'rate': ({}, ['optim_wrapper.optimizer.lr=fast'], "fast|str"),
     'option that nothing reads': ({}, ['max_iter=3'], "max_iter: no such key"),
@@ -372,6 +476,10 @@ BAD = {
     'seed': ({}, ['randomness.seed=x'], "randomness.seed='x'"),
     'log level': ({}, ['log_level=LOUD'], "log_level='LOUD'"),
     'same crops in every epoch': ({}, ['train_dataloader.sampler.type=DefaultSampler'], 'DefaultSampler; expected'),
+    'foreign batches': ({}, ['train_dataloader.collate_fn.type=pseudo_collate'],
+                        "collate_fn is pseudo_collate; expected dict.type='collate_crops'.*leave the key out"),
+    'crop of another size': (dict(c=("size=32)", "size=40)")), [],
+                             'MAE got images of 40x40 pixels and its backbone and decoder are built for 32x32; set'),
     'skip in words': ({}, ['model.backbone.attention_skip=no'], "attention_skip='no': expected True or False"),
     'backbone without options': ({}, ['model.backbone=vit'], "backbone='vit': expected a dict"),
     'backbone without a patch': ({}, ['model.backbone.patch_size=0'], 'cannot be built'),
@@ -406,8 +514,9 @@ def test_missing_config_and_foreign_checkpoint(config, tmp_path, capfd):
     skip = ['model.backbone.attention_skip=True', 'model.backbone.mlp_skip=True']
     assert launch(config('MAE'), str(tmp_path / 'skip'), resume=made, cfg_options=skip) == 2
     assert 'attention_skip' in capfd.readouterr().err
-    adam = ['optim_wrapper.optimizer.type=AdamW', 'optim_wrapper.optimizer.precondition_frequency=None']
-    assert launch(config('MAE'), str(tmp_path / 'adam'), resume=made, cfg_options=adam) == 2
+    adam = config('MAE', o=("type='SOAP', lr=1e-3, precondition_frequency=3", "type='AdamW', lr=1e-3"))
+    assert launch(adam, str(tmp_path / 'adam'), resume=made) == 2
+    assert 'belongs to other parameters or another optimizer' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -460,16 +569,60 @@ def test_bad_files_are_skipped_counted_and_listed(config, tmp_path, capfd):
     assert 'max_rate=0.001' in capfd.readouterr().err
 
 
-def test_non_finite_loss_warns_stops_and_keeps_checkpoints(config, tmp_path, capfd):
-    options = ['optim_wrapper.optimizer.lr=1e30', 'optim_wrapper.optimizer.type=AdamW',
-               'optim_wrapper.optimizer.precondition_frequency=None', 'train_cfg.max_iters=40']  # fmt: skip
-    path = config(o=(', precondition_frequency=3', ''))
-    assert launch(path, str(tmp_path / 'run'), cfg_options=options[:2] + options[3:]) == 2
+#: AdamW at a rate that no weight survives.
+DIVERGING = dict(o=("type='SOAP', lr=1e-3, precondition_frequency=3", "type='AdamW', lr=1e30"))
+
+
+def test_non_finite_loss_warns_and_stops(config, tmp_path, capfd):
+    assert launch(config(**DIVERGING), str(tmp_path / 'run'), cfg_options=['train_cfg.max_iters=40']) == 2
     error = capfd.readouterr().err
     assert 'stayed non-finite' in error
     assert 'lower the learning rate' in error
-    for saved in checkpoint.checkpoints(tmp_path / 'run'):
-        assert all(torch.isfinite(v).all() for v in read_checkpoint(saved)['state_dict'].values())
+
+
+def test_a_run_that_ends_non_finite_is_not_finished(config, tmp_path, capfd):
+    options = ['train_cfg.max_iters=3', 'default_hooks.monitor.interval=10']
+    assert launch(config(**DIVERGING), str(tmp_path / 'run'), cfg_options=options) == 2
+    words = r'error: loss or weights are not finite at the last iteration, 3; lower the learning rate \(.*\) or clip'
+    assert re.search(words, capfd.readouterr().err)
+    assert not (tmp_path / 'run' / 'summary.json').exists()
+    assert not list(checkpoint.checkpoints(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize('lost', ['loss', 'weights'])
+def test_loss_and_weights_are_looked_at_after_the_last_iteration(tmp_path, lost):
+    nan = torch.tensor(math.nan)
+    hook = MonitorHook(interval=10)
+    hook.bar, hook.record, hook._statistics = SimpleNamespace(update=lambda: None), lambda *args: None, lambda _: {}
+    hook.bar.set_postfix_str = lambda *args, **options: None
+    method = torch.nn.Linear(2, 2)
+    wrapper = SimpleNamespace(settling=False, grad_norm=torch.ones(()), optimizer=torch.optim.SGD(method.parameters()))
+    runner = SimpleNamespace(iter=1, max_iters=2, method=method, optim_wrapper=wrapper, logger=logging.getLogger('x'))
+    hook.after_train_iter(runner, 1, outputs=dict(loss=torch.ones(())))
+    if lost == 'weights':
+        method.bias.data[1] = nan
+    with pytest.raises(ValueError, match='loss or weights are not finite at the last iteration, 2'):
+        hook.after_train_iter(runner, 1, outputs=dict(loss=nan if lost == 'loss' else torch.ones(())))
+
+
+def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path, capfd):
+    method = torch.nn.Linear(2, 2)
+    runner = SimpleNamespace(
+        rank=0, iter=3, max_iters=9, method=method, work_dir=tmp_path, logger=logging.getLogger('x'),
+        optim_wrapper=SimpleNamespace(_accumulative_counts=1), state=lambda: {'state_dict': method.state_dict()},
+    )  # fmt: skip
+    hook = SaveHook(interval=1, keep=1)
+    hook.after_train_iter(runner, 3)
+    good = checkpoint.checkpoint_path(tmp_path, 4)
+    before = good.read_bytes()
+    runner.iter = 4
+    method.weight.data[1, 0] = math.nan
+    hook.after_train_iter(runner, 4)
+    assert list(checkpoint.checkpoints(tmp_path)) == [good]
+    assert good.read_bytes() == before
+    method.weight.data.fill_(1)
+    hook.after_train_iter(runner, 4)
+    assert list(checkpoint.checkpoints(tmp_path)) == [checkpoint.checkpoint_path(tmp_path, 5)]
 
 
 def test_collapse_is_said_in_words(config, tmp_path, monkeypatch):
@@ -480,10 +633,66 @@ def test_collapse_is_said_in_words(config, tmp_path, monkeypatch):
     assert any('collapsed onto each other' in text for text in said)
 
 
+def test_features_that_are_all_alike_are_said_in_words(config, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.Logger, 'warning', lambda self, text, *args: said.append(text))
+    np.savez(tmp_path / 'gray.npz', train_images=np.full((8, 40, 40, 3), 99, np.uint8))
+    path = config(d=(SCENES, f"dataset=dict(type='PackedArrays', path='{tmp_path / 'gray.npz'}', "))
+    assert launch(path, str(tmp_path / 'run'), cfg_options=['train_cfg.max_iters=2']) == 0
+    assert any('the features of different images are nearly equal' in text for text in said)
+
+
+def test_knn_is_measured_before_the_first_step_and_after_the_last(config, tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (8, 40, 40, 3), dtype=np.uint8)
+    arrays = {f'{split}_{what}': value for split in ('train', 'val')
+              for what, value in dict(images=images, labels=np.arange(8) % 2).items()}  # fmt: skip
+    np.savez(tmp_path / 'data.npz', **arrays)
+    data = f"dict(type='PackedArrays', path='{tmp_path / 'data.npz'}', crops=dict(type='centre', size=32, resize=32), "
+    hooks = f"[dict(type='EvaluationHook', k=1, train={data} split='train'), val={data} split='val'))]"
+    path = config(h=('randomness = ', f'custom_hooks = {hooks}\nrandomness = '))
+    assert launch(path, str(tmp_path / 'run'), cfg_options=['train_cfg.max_iters=2']) == 0
+    # Each image's nearest neighbour is itself.
+    assert {r['step']: r['knn'] for r in records(tmp_path / 'run') if 'knn' in r} == {0: 1.0, 2: 1.0}
+
+
+def test_records_are_one_line_each_on_the_console(config, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.Logger, 'info', lambda self, text, *args: said.append(text))
+    assert launch(config('DINO'), str(tmp_path), cfg_options=['default_hooks.monitor.interval=2']) == 0
+    lines = [line for line in said if line.startswith('iteration ')]
+    assert [line.partition(':')[0] for line in lines] == [f'iteration {i}' for i in (0, 2, 4, 6, 8)]
+    for record, line in zip(records(tmp_path), lines, strict=True):
+        assert line == f'iteration {record["step"]}: {in_words({k: record[k] for k in record if k not in SKIPPED})}'
+    names = [
+        'loss',
+        'teacher_entropy',
+        'teacher_kl',
+        'feature_std',
+        'lr',
+        'grad_norm',
+        'token_cosine',
+        'effective_rank',
+    ]
+    assert all(f'{name} ' in lines[-1] for name in names)
+
+
+def test_a_record_in_words_has_the_last_block_and_few_digits():
+    values = dict(loss=1 / 3, lr=1e-3, token_cosine=[0.1, 0.25], condition_number=[1.0, 2.0], effective_rank=[9.0, 1e9])
+    assert in_words(values) == 'loss 0.3333, lr 0.001, token_cosine 0.25, effective_rank 1e+09'
+
+
 def test_amp_chooses_a_precision(config):
     cfg = read_config(config(), None, None, 'none', True, [])
     assert cfg.optim_wrapper.precision in ('bfloat16', 'float16')
     assert cfg.work_dir == 'work_dirs/MAE'
+
+
+def test_amp_does_not_come_before_the_check_of_the_config(config, tmp_path, capfd):
+    misspelt, missing = config(k=('optim_wrapper = ', 'optim_wraper = ')), str(tmp_path / 'run')
+    assert launch(misspelt, missing, amp=True) == 2
+    assert "error: config key 'optim_wraper' has no effect; did you mean 'optim_wrapper'?" in capfd.readouterr().err
+    assert launch(config(), missing, amp=True, cfg_options=['optim_wrapper=None']) == 2
+    assert "error: config key 'optim_wrapper' is None; expected a dict" in capfd.readouterr().err
 
 
 def test_amp_trains(config, tmp_path):
@@ -646,6 +855,11 @@ def test_label_without_an_output_names_the_file_of_a_folder(tmp_path):
         check_labels(dataset, method)
 
 
+def test_batches_are_collated_without_being_told(config, tmp_path):
+    path = config(c=("collate_fn=dict(type='collate_crops'),", ''))
+    assert launch(path, str(tmp_path / 'run'), cfg_options=['train_cfg.max_iters=2']) == 0
+
+
 def test_method_without_a_preprocessor_trains(config, tmp_path):
     path = config(p=(", data_preprocessor=dict(type='DeviceAugment', views='flip')", ''))
     assert 'data_preprocessor' not in Path(path).read_text()
@@ -669,6 +883,32 @@ def test_recorded_losses_are_means_since_the_record_before(config, tmp_path):
     assert losses(third) == whole
 
 
+class Millions:
+    """A dataset of more images than float32 tells apart."""
+
+    def __len__(self):
+        return 2**24 + 4
+
+    def __getitem__(self, index):
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        self.drawn.append(index)
+        return dict(global_crops=torch.zeros(1, 4, 4, 3, dtype=torch.uint8), label=-1, index=index, bad=[])
+
+
+def test_images_to_monitor_are_spread_over_millions(tmp_path):
+    dataset = Millions()
+    dataset.drawn = []
+    runner = SimpleNamespace(
+        rank=0, iter=0, max_iters=1, work_dir=tmp_path, train_dataloader=SimpleNamespace(dataset=dataset),
+        method=SimpleNamespace(data_preprocessor=DeviceAugment()),
+    )  # fmt: skip
+    hook = MonitorHook(images=5)
+    hook.before_train(runner)
+    hook.bar.close()
+    assert dataset.drawn == [i * (2**24 + 4) // 5 for i in range(5)]
+
+
 def test_other_ranks_measure_no_statistics():
     assert MonitorHook()._statistics(SimpleNamespace(rank=1)) == {}
 
@@ -686,10 +926,14 @@ def test_gradient_counts_as_non_finite_only_once_the_loss_scale_has_settled():
 
 @pytest.mark.parametrize('path', sorted((REPOSITORY / 'configs' / 'pretrain').glob('*.py')), ids=lambda p: p.stem)
 def test_shipped_configs_read(path):
-    cfg = read_config(str(path), None, None, 'none', False, [])
-    check_keys(cfg)
-    assert cfg.model.type in ('DINO', 'MAE', 'Supervised')
-    assert cfg.runner_type == 'PretrainRunner'
+    said = re.search('^# Its twin: --cfg-options (.*)$', path.read_text(), flags=re.MULTILINE)
+    twin = said[1].split() if said else ['model.backbone.attention_skip=True', 'model.backbone.mlp_skip=True']
+    for options, skip in ([], False), (twin, True):
+        cfg = read_config(str(path), None, None, 'none', False, [*options, 'model.backbone.depth=1'])
+        assert cfg.runner_type == 'PretrainRunner'
+        method = MODELS.build(cfg.model)
+        tag = architecture(method.monitored_backbone)
+        assert (tag['attention_skip'], tag['mlp_skip']) == (skip, skip)
 
 
 def test_two_processes_train_one_model(config, tmp_path):
