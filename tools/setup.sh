@@ -30,7 +30,10 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! [ -x "$python" ]; then
     echo "installing into .venv (a few minutes, most of it PyTorch)" >&2
     # Made anew also where making it was interrupted.
     "$python" -m pip --version >/dev/null 2>&1 || "$base" -m venv --clear .venv
-    "$python" -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]' >&2
+    # Of what pip says, what shows that it gets on; its errors come on their own.
+    "$python" -m pip install --disable-pip-version-check --progress-bar off --editable '.[all,dev]' |
+        awk '/^ *(Downloading|Using cached) / { print "  " $0; fflush() }
+             /^Installing collected/ { print "  unpacking all of them"; fflush() }' >&2
     echo "$wanted" >"$stamp"
 fi
 echo "$python"
