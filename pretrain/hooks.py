@@ -22,7 +22,7 @@ from pretrain.schedules import cosine, resolve_steps, warmup_cosine
 from skipless import architecture
 from skipless.checks import check_number, check_whole
 from skipless.files import finite, write_json, write_text
-from skipless.tokens import block_statistics
+from skipless.tokens import block_statistics, value_output_condition
 
 
 @HOOKS.register_module()
@@ -200,6 +200,9 @@ class MonitorHook(Hook):
                 key: value.tolist() for key, value in block_statistics(backbone, self.probe).items()
             }
             found['feature_std'] = float(feature_std(features))
+            condition = value_output_condition(backbone)
+            if condition is not None:
+                found['value_output_condition'] = condition.tolist()
         backbone.train(training)
         if found['token_cosine'][-1] > self.collapse_cosine and runner.iter > 0:
             runner.logger.warning(

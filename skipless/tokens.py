@@ -1,4 +1,4 @@
-"""Statistics of token matrices that show collapse and conditioning, batched over images."""
+"""Statistics of tokens and of the maps between them that show collapse and conditioning, batched over images."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ def condition_number(x: Tensor) -> Tensor:
     """Largest over smallest singular value of tokens ``(..., N, D)``; infinite for a rank-deficient matrix."""
     values = singular_values(x)
     return values[..., 0] / values[..., -1]
+
+
+@torch.no_grad()
+def value_output_condition(model: VisionTransformer) -> Tensor | None:
+    """Condition number of W_V W_O, the map of a whole attention layer from values to outputs, block by block.
+
+    A skipless network trains through it, and `init_residual_free_` makes it 1 (arXiv 2510.00345).
+
+    Returns:
+        ``(L,)`` for L blocks, float64; None if a block's attention has no ``qkv`` and ``proj``.
+    """
+    layers: Any = [getattr(block, 'attn', None) for block in model.blocks]
+    if not all(hasattr(layer, 'qkv') and hasattr(layer, 'proj') for layer in layers):
+        return None
+    maps = [layer.proj.weight.double() @ layer.qkv.weight.double().chunk(3)[2] for layer in layers]
+    values = torch.linalg.svdvals(torch.stack(maps))
+    return values[:, 0] / values[:, -1]
 
 
 @torch.no_grad()

@@ -105,6 +105,7 @@ def history(quality: float, collapse: float, steps: int = 600, depth: int = 12) 
                 'token_cosine': cosine,
                 'effective_rank': [1 + 40 * (1 - value) for value in cosine],
                 'condition_number': [10 ** (1 + 3 * value) for value in cosine],
+                'value_output_condition': [1.0 + value for value in cosine],
             }
         rows.append(row)
     return rows

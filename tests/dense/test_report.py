@@ -351,6 +351,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(drawn: tuple[Comparison,
     report = write_report(*drawn, tmp_path / 'work', 'python tools/compare.py x.py')
     text = report.page.read_text(encoding='utf-8')
     page = Page(text)
+    assert 'Condition of value and output, after step 600' in page.text
     sections = ['results', 'predictions', 'features', 'curves', 'blocks', 'differences', 'execution', 'words']
     assert [name for name in page.ids if name in sections] == sections
     assert len(page.ids) == len(set(page.ids))

@@ -130,7 +130,7 @@ def test_run_directory_holds_what_the_report_reads(config, tmp_path):
     last = records(work)[-1]
     for key in ('loss', 'grad_norm', 'lr', 'weight_decay', 'teacher_entropy', 'teacher_kl', 'feature_std'):
         assert math.isfinite(last[key]), key
-    for key in ('token_cosine', 'effective_rank', 'condition_number'):
+    for key in ('token_cosine', 'effective_rank', 'condition_number', 'value_output_condition'):
         assert len(last[key]) == 2
     assert records(work)[0]['step'] == 0
     assert (work / 'last_checkpoint').read_text() == 'step_00000008.pth'

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import skipless
-from skipless.tokens import block_statistics, condition_number, effective_rank, mean_token_cosine
+from skipless.tokens import (
+    block_statistics,
+    condition_number,
+    effective_rank,
+    mean_token_cosine,
+    value_output_condition,
+)
 
 
 def test_mean_token_cosine_is_the_mean_over_pairs(generator):
@@ -36,6 +42,20 @@ def test_effective_rank_and_condition_number(generator):
     assert float(effective_rank(torch.eye(5))) == pytest.approx(5.0)
     assert float(effective_rank(torch.ones(5, 6))) == pytest.approx(1.0)
     assert float(condition_number(torch.diag(torch.tensor([1.0, 0.0])))) == math.inf
+
+
+def test_value_output_condition_is_that_of_the_whole_layer(generator):
+    model = skipless.build_backbone('skipless_vit_test_patch4_32', depth=2)
+    assert value_output_condition(model).tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+    # A known spectrum: orthogonal value matrix, output matrix with singular values from 1 to 5.
+    width = model.embed_dim
+    u, _ = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[2 * width :] = u.float()
+        model.blocks[1].attn.proj.weight[:] = (u * torch.linspace(1, 5, width, dtype=torch.float64) @ u.T).float()
+    assert value_output_condition(model).tolist() == pytest.approx([1.0, 5.0], abs=1e-3)
+    del model.blocks[0].attn.qkv
+    assert value_output_condition(model) is None
 
 
 def test_block_statistics_measure_each_blocks_patch_tokens():
