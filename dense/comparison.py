@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dense.configs import read_config
+from dense.configs import plain_config
 
 PRETRAIN = 'pretrain'
 REPORT = 'report'
@@ -145,7 +145,7 @@ def load(path: Path, options: Mapping[str, Any] | None = None) -> Comparison:
     Raises:
         FileNotFoundError, ValueError: in one sentence, what is wrong with which key.
     """
-    config = read_config(path, options or {}, known={item.name for item in fields(Comparison)})
+    config = plain_config(path, options or {}, known={item.name for item in fields(Comparison)})
     here = path.resolve().parent
     where = path.name
     given = {key: value for key, value in config.items() if not key.startswith('_')}

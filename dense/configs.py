@@ -14,7 +14,7 @@ from mmengine.logging import MMLogger
 from skipless.command_line import check_options, merge_options, reading_config
 
 
-def read_config(path: Path, options: Mapping[str, Any], known: Iterable[str] = ('randomness',)) -> dict[str, Any]:
+def plain_config(path: Path, options: Mapping[str, Any], known: Iterable[str] = ('randomness',)) -> dict[str, Any]:
     """The config at ``path`` with ``options`` (flat) merged, as a plain dict.
 
     Options of ``known`` keys have a place even where the config does not mention them.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dense.comparison import PRETRAIN, Arm, Comparison, Probe, flatten
-from dense.configs import read_config
+from dense.configs import plain_config
 from skipless.command_line import option_text, parse_value
 from skipless.files import write_json
 
@@ -240,7 +240,7 @@ def _probe_run(comparison: Comparison, arm: Arm, seed: int, probe: Probe, source
 
 def _resolve(config: Path, options: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
     try:
-        return read_config(config, options)
+        return plain_config(config, options)
     except ValueError as error:
         raise ValueError(f'arm {arm.name!r}, {config.name}: {error}') from error
 
