@@ -180,8 +180,7 @@ class MonitorHook(Hook):
             else:
                 scalars[key] = value
         runner.visualizer.add_scalars(scalars, step=step)
-        with tqdm.external_write_mode():  # else the line would go on where the progress bar ends
-            runner.logger.info(f'iteration {step}: {in_words(values)}')
+        runner.logger.info(f'iteration {step}: {in_words(values)}')
 
     def _statistics(self, runner: PretrainRunner) -> dict[str, Any]:
         if runner.rank != 0:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.dist import barrier
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.registry import LOOPS, MODEL_WRAPPERS, RUNNERS
 from mmengine.runner import IterBasedTrainLoop, Runner
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from tqdm.contrib import DummyTqdmFile
 
 from pretrain import checkpoint
 from pretrain.data import StreamSampler, check_batch, collate_crops
@@ -152,6 +154,14 @@ class PretrainRunner(Runner):
     def method(self) -> Method:
         """The model without its distributed wrapper."""
         return self.model.module if is_model_wrapper(self.model) else self.model
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if type(handler) is logging.StreamHandler:  # the console
+                # What is logged stands above the progress bar instead of going on where that ends.
+                handler.setStream(DummyTqdmFile(handler.stream))
+        return logger
 
     def register_default_hooks(self, hooks: dict[str, Any] | None = None) -> None:
         # mmengine's own hooks read every loss back to the host at every step, know nothing of optimizer steps under
