@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -158,9 +159,10 @@ class PretrainRunner(Runner):
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
-            if type(handler) is logging.StreamHandler:  # the console
-                # What is logged stands above the progress bar instead of going on where that ends.
-                handler.setStream(DummyTqdmFile(handler.stream))
+            if type(handler) is logging.StreamHandler:
+                # The console: what is logged stands above the progress bar instead of going on where that ends. It may
+                # be the logger of an earlier run of this process, with a stream that is closed and cannot be flushed.
+                handler.stream = DummyTqdmFile(sys.stdout)
         return logger
 
     def register_default_hooks(self, hooks: dict[str, Any] | None = None) -> None:
