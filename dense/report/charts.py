@@ -19,7 +19,7 @@ MAX_POINTS = 240
 
 # How an arm looks wherever it is drawn: its slot decides on colour (CSS), dashes and marker together, so that
 # no two of the first dozens of arms look alike, even in black and white.
-COLOURS = 7
+COLOURS, GREYS = 7, 3
 DASHES = ('', '7 3', '2 3', '9 3 2 3')
 MARKERS = ('circle', 'square', 'triangle', 'diamond', 'cross')
 
@@ -33,7 +33,7 @@ class Style:
 
     @property
     def colour(self) -> str:
-        return f'var(--{"baseline" if self.baseline else "arm"}-{self.slot % (2 if self.baseline else COLOURS)})'
+        return f'var(--baseline-{self.slot % GREYS})' if self.baseline else f'var(--arm-{self.slot % COLOURS})'
 
     @property
     def dash(self) -> str | None:
