@@ -218,9 +218,11 @@ def _check_run(cfg: Config) -> None:
         never = value is None or (path.startswith('default_hooks') and value == -1)
         if not never:
             check_whole(path, value, 1)
-    for path in ('param_scheduler', *(f'{stage}_dataloader.dataset.pipeline' for stage in ('train', 'val', 'test'))):
+    # Without a scheduler the rate is constant; without a pipeline there are no images.
+    pipelines = [f'{stage}_dataloader.dataset.pipeline' for stage in ('train', 'val', 'test')]
+    for path, least in (('param_scheduler', 0), *((path, 1) for path in pipelines)):
         value = value_at(cfg, path)
-        listed = isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value)
+        listed = isinstance(value, list) and len(value) >= least and all(isinstance(entry, dict) for entry in value)
         if value is not None and not listed:
             raise ValueError(f'{path}={value!r}: expected a list of dicts')
     seed = value_at(cfg, 'randomness.seed')

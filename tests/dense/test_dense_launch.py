@@ -112,7 +112,7 @@ def test_a_slip_in_the_options_is_refused(options: dict[str, Any], message: str)
     ('options', 'message'),
     [
         ({'param_scheduler': 5}, 'param_scheduler=5: expected a list of dicts'),
-        ({'param_scheduler': []}, r'param_scheduler=\[\]: expected a list of dicts'),
+        ({'param_scheduler': ['x']}, r"param_scheduler=\['x'\]: expected a list of dicts"),
         ({'train_dataloader.dataset.pipeline': []}, 'train_dataloader.dataset.pipeline=.*: expected a list of dicts'),
         ({'randomness.seed': 'x'}, "randomness.seed='x': expected a whole number"),
         ({'custom_hooks.1.interval': 'x'}, "FiniteLossHook interval='x': expected a whole number"),
