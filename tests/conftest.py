@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope='session')
 def shared_data() -> Path:
     """Folder of real datasets, named by SKIPLESS_DATA or lying beside the repository; skips where there is none."""
-    folder = Path(os.environ.get('SKIPLESS_DATA', REPOSITORY.parent / 'shared' / 'data'))
+    folder = Path(os.environ.get('SKIPLESS_DATA') or REPOSITORY.parent / 'shared' / 'data')
     if not folder.is_dir():
         pytest.skip('no real data: set SKIPLESS_DATA')
     return folder
