@@ -71,7 +71,7 @@ def rate(run: Callable[[], object], images: int) -> float:
 
 
 def main() -> None:
-    data = Path(os.environ.get('SKIPLESS_DATA', Path(__file__).resolve().parents[2] / 'shared' / 'data'))
+    data = Path(os.environ.get('SKIPLESS_DATA') or Path(__file__).resolve().parents[2] / 'shared' / 'data')
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--root', default=data / 'imagenet1k_sample' / 'train', help='folder of images')
     parser.add_argument('--images', type=int, default=100, help='images of each timing')
