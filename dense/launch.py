@@ -19,11 +19,11 @@ from mmengine.runner import Runner
 from torch import nn
 
 from dense.hooks import SummaryHook, check_backbone
-from skipless.checkpoint import read_checkpoint
-from skipless.checks import check_whole
+from skipless.checkpoint import abandon, read_checkpoint
+from skipless.checks import check_seed, check_whole
 from skipless.command_line import check_options, merge_options, reading_config, value_at
 from skipless.distributed import join_process_group
-from skipless.files import alone_in, appears_whole, set_aside, write_text
+from skipless.files import alone_in, appears_whole, write_text
 
 Options = Mapping[str, Any]
 
@@ -225,9 +225,7 @@ def _check_run(cfg: Config) -> None:
         listed = isinstance(value, list) and len(value) >= least and all(isinstance(entry, dict) for entry in value)
         if value is not None and not listed:
             raise ValueError(f'{path}={value!r}: expected a list of dicts')
-    seed = value_at(cfg, 'randomness.seed')
-    if seed is not None:
-        check_whole('randomness.seed', seed)
+    check_seed('randomness.seed', value_at(cfg, 'randomness.seed'))
     # mmengine would find it at the first checkpoint, with the iterations up to there lost.
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     takers = (CheckpointHook.__init__, Runner.save_checkpoint)
@@ -300,12 +298,13 @@ def _iteration(checkpoint: Path) -> int:
 def _leave_branch(work_dir: Path, iteration: int) -> None:
     """Set aside checkpoints after ``iteration``: the next ``--resume`` would go on from them otherwise."""
     later = [path for path in _checkpoints(work_dir) if _iteration(path) > iteration]
-    for path in later:
-        name = set_aside(path, 'abandoned').name
-        print_log(f'{path} is of a branch that this run leaves; renamed it to {name}', logger='current')
-    if later:
-        left = _checkpoints(work_dir)
-        write_text(work_dir / 'last_checkpoint', str(left[0]) if left else '')
+    for told in abandon(later):
+        print_log(told, logger='current')
+    left, pointer = _checkpoints(work_dir), work_dir / 'last_checkpoint'
+    if later and left:
+        write_text(pointer, str(left[0]))
+    elif later:
+        pointer.unlink(missing_ok=True)
 
 
 def _newest_readable(checkpoints: list[Path]) -> Path | None:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from mmengine.logging import print_log
 
-from skipless.checkpoint import read_checkpoint
-from skipless.files import appears_whole, set_aside, write_text
+from skipless.checkpoint import abandon, read_checkpoint
+from skipless.files import appears_whole, write_text
 
 _NAME = re.compile(r'step_(\d{8})\.pth')
 POINTER = 'last_checkpoint'
@@ -67,9 +67,8 @@ def newest_readable(directory: str | Path) -> tuple[Path, dict[str, Any]] | None
 def leave_branch(directory: str | Path, iteration: int) -> None:
     """Set aside checkpoints after ``iteration``: a run that goes on from there would resume from them otherwise."""
     later = [path for path in checkpoints(directory) if path > checkpoint_path(directory, iteration)]
-    for path in later:
-        name = set_aside(path, 'abandoned').name
-        print_log(f'{path} is of a branch that this run leaves; renamed it to {name}', logger='current')
+    for told in abandon(later):
+        print_log(told, logger='current')
     if later:
         newest = next(checkpoints(directory), None)
         if newest is None:

@@ -27,7 +27,7 @@ from pretrain.data import StreamSampler, check_batch, collate_crops
 from pretrain.methods.base import Method
 from skipless import architecture
 from skipless.checkpoint import check_architecture, read_checkpoint
-from skipless.checks import check_whole
+from skipless.checks import check_seed, check_whole
 from skipless.command_line import value_at
 from skipless.files import alone_in
 from skipless.timing import cpu_seconds
@@ -374,9 +374,8 @@ def check_values(cfg: Config) -> None:
             raise ValueError(f'config key {place!r} is {value_at(cfg, place)!r}; expected a dict')
     check_whole('train_dataloader.batch_size', value_at(cfg, 'train_dataloader.batch_size'), 1)
     check_whole('train_dataloader.num_workers', cfg.train_dataloader.get('num_workers', 0))
-    seed, level = value_at(cfg, 'randomness.seed'), cfg.get('log_level', 'INFO')
-    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**32):
-        raise ValueError(f'randomness.seed={seed!r}: expected a whole number from 0 to 2**32 - 1')
+    check_seed('randomness.seed', value_at(cfg, 'randomness.seed'))
+    level = cfg.get('log_level', 'INFO')
     if isinstance(level, str) and not isinstance(logging.getLevelName(level), int):
         raise ValueError(f'log_level={level!r}: expected one of DEBUG, INFO, WARNING and ERROR')
 

@@ -6,10 +6,11 @@ which architecture they hold; parameter names alone cannot, since a model with s
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f'checkpoint {path} holds a {type(content).__name__}; expected a dict of tensors')
     return content
+
+
+def abandon(later: Iterable[Path]) -> list[str]:
+    """Set aside checkpoints after the one that a run goes on from: it would be resumed from them otherwise.
+
+    Args:
+        later: They are renamed to ``<name>.abandoned<number>``, the first such name that is free.
+
+    Returns:
+        A sentence for each.
+    """
+    told = []
+    for path in later:
+        names = (path.with_name(f'{path.name}.abandoned{number}') for number in itertools.count(1))
+        aside = path.rename(next(name for name in names if not name.exists()))
+        told.append(f'{path} is of a branch that this run leaves; renamed it to {aside.name}')
+    return told
 
 
 def _check_sums(path: Path) -> None:

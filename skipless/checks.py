@@ -28,6 +28,13 @@ def check_whole(name: str, value: Any, low: int = 0) -> None:
         raise ValueError(f'{name}={value!r}: expected a whole number >= {low}')
 
 
+def check_seed(name: str, value: Any) -> None:
+    """Raise `ValueError` unless ``value`` is None, for a random one, or an int that numpy takes for a seed."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if value is not None and not (whole and 0 <= value < 2**32):
+        raise ValueError(f'{name}={value!r}: expected a whole number from 0 to 2**32 - 1')
+
+
 def check_flag(name: str, value: Any) -> None:
     """Raise `ValueError` unless ``value`` is a bool: any text, "no" and "False" included, would count as true."""
     if not isinstance(value, bool):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import math
 import os
@@ -82,12 +81,6 @@ def alone_in(directory: str | Path) -> Iterator[None]:
     in_use = f'another process is training in {directory}; wait for it or choose another --work-dir'
     with locked(Path(directory) / 'run.lock', in_use):
         yield
-
-
-def set_aside(path: Path, word: str) -> Path:
-    """Rename a file to ``<name>.<word><number>``, the first such name that is free, and return that."""
-    names = (path.with_name(f'{path.name}.{word}{number}') for number in itertools.count(1))
-    return path.rename(next(name for name in names if not name.exists()))
 
 
 def remove_unfinished(directory: str | Path) -> None:

@@ -114,7 +114,8 @@ def test_a_slip_in_the_options_is_refused(options: dict[str, Any], message: str)
         ({'param_scheduler': 5}, 'param_scheduler=5: expected a list of dicts'),
         ({'param_scheduler': ['x']}, r"param_scheduler=\['x'\]: expected a list of dicts"),
         ({'train_dataloader.dataset.pipeline': []}, 'train_dataloader.dataset.pipeline=.*: expected a list of dicts'),
-        ({'randomness.seed': 'x'}, "randomness.seed='x': expected a whole number"),
+        ({'randomness.seed': 'x'}, "randomness.seed='x': expected a whole number from 0 to"),
+        ({'randomness.seed': 2**32}, 'randomness.seed=4294967296: expected a whole number from 0 to'),
         ({'custom_hooks.1.interval': 'x'}, "FiniteLossHook interval='x': expected a whole number"),
         ({'optim_wrapper.clip_grad': 1.0}, 'optim_wrapper.clip_grad=1.0: expected a dict of its options'),
         ({'optim_wrapper.optimizer': None}, 'optim_wrapper.optimizer=None: expected a dict of its options'),
@@ -293,6 +294,11 @@ def test_resuming_goes_on_from_the_branch_that_was_chosen(tmp_path: Path) -> Non
     again = read_checkpoint(tmp_path / 'iter_2.pth')['state_dict']['decode_head.conv_seg.weight']
     assert torch.equal(weight, again)
     assert Path((tmp_path / 'last_checkpoint').read_text()).name == 'iter_2.pth'
+    # From a checkpoint elsewhere, before all that are here: there is none left to point to.
+    away = (tmp_path / 'iter_1.pth').rename(tmp_path.parent / 'away.pth')
+    train(SEG, str(tmp_path), resume=str(away), cfg_options={**TINY, 'train_cfg.max_iters': 1})
+    assert not list(tmp_path.glob('iter_2.pth'))
+    assert not (tmp_path / 'last_checkpoint').exists()
 
 
 def test_a_test_says_how_long_its_checkpoint_was_trained(tmp_path: Path) -> None:
