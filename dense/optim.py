@@ -43,5 +43,12 @@ class SkiplessOptimWrapperConstructor:
         config: dict[str, Any] = dict(self.config)
         config.setdefault('type', 'OptimWrapper')
         network = getattr(model, 'module', model)  # under DistributedDataParallel
-        optimizer = build_optimizer(network, **config.pop('optimizer'))
+        options = dict(config.pop('optimizer'))
+        if options.get('type') == 'SOAP':
+            if options.setdefault('shard', False):
+                raise ValueError(
+                    'optim_wrapper.optimizer.shard=True: stage 2 saves from its first process alone, which cannot '
+                    'gather a shared state; leave the key out'
+                )
+        optimizer = build_optimizer(network, **options)
         return OPTIM_WRAPPERS.build(config, default_args=dict(optimizer=optimizer))

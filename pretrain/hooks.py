@@ -203,11 +203,11 @@ class MonitorHook(Hook):
             if condition is not None:
                 found['value_output_condition'] = condition.tolist()
         backbone.train(training)
-        if found['token_cosine'][-1] > self.collapse_cosine and runner.iter > 0:
+        cosine = found.get('token_cosine', [0.0])[-1]
+        if cosine > self.collapse_cosine and runner.iter > 0:
             runner.logger.warning(
-                f'iteration {runner.iter + 1}: the tokens of an image have a mean cosine of '
-                f'{found["token_cosine"][-1]:.4f} after the last block: they have collapsed onto each other and carry '
-                'no spatial information'
+                f'iteration {runner.iter + 1}: the tokens of an image have a mean cosine of {cosine:.4f} after the '
+                'last block: they have collapsed onto each other and carry no spatial information'
             )
         if found['feature_std'] < 0.02 and runner.iter > 0:
             runner.logger.warning(
@@ -295,12 +295,14 @@ class SaveHook(Hook):
         step = runner.iter + 1
         last = step == runner.max_iters
         self.due = self.due or step % self.interval == 0
-        if runner.rank == 0 and (last or (self.due and step % _accumulation(runner) == 0)):
+        if last or (self.due and step % _accumulation(runner) == 0):
             self.due = False
             if not _weights_finite(runner):
                 runner.logger.warning(f'iteration {step}: weights not finite, so no checkpoint replaces the good ones')
                 return
-            checkpoint.save(runner.state(), checkpoint.checkpoint_path(runner.work_dir, step), self.keep)
+            state = runner.state()  # on all ranks, since each may hold a share of the optimizer's
+            if runner.rank == 0:
+                checkpoint.save(state, checkpoint.checkpoint_path(runner.work_dir, step), self.keep)
 
 
 @HOOKS.register_module()

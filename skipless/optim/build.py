@@ -9,17 +9,18 @@ import torch
 from torch import nn
 
 from skipless.checks import check_flag, check_number, check_pair, check_whole
+from skipless.optim.muon import Muon
 from skipless.optim.soap import SOAP
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {'AdamW': torch.optim.AdamW, 'SOAP': SOAP}
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {'AdamW': torch.optim.AdamW, 'Muon': Muon, 'SOAP': SOAP}
 
 # Matrix-shaped parameters that are embeddings, not maps: weight decay would pull them to the origin.
 _EMBEDDINGS = ('cls_token', 'reg_token', 'pos_embed', 'mask_token')
 
-# Options of either optimizer that are true or false.
+# Options of any optimizer that are true or false.
 _FLAGS = (
-    'amsgrad', 'capturable', 'correct_bias', 'differentiable', 'foreach', 'fused', 'maximize', 'normalize_gradient',
-    'precondition_1d',
+    'amsgrad', 'capturable', 'correct_bias', 'differentiable', 'foreach', 'fused', 'maximize', 'nesterov',
+    'normalize_gradient', 'one_sided', 'precondition_1d', 'shard', 'split_qkv', 'spread_refresh',
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def build_optimizer(
 
     Args:
         model: Any module.
-        type: ``'AdamW'`` or ``'SOAP'``.
+        type: ``'AdamW'``, ``'SOAP'`` or ``'Muon'``.
         weight_decay: Decoupled decay of the matrices.
         **kwargs: Options of the optimizer, e.g. ``lr``, ``betas``, ``precondition_frequency``.
 
@@ -90,10 +91,11 @@ def _check_values(options: dict[str, Any]) -> None:
         check_number('optimizer eps', options['eps'], 0)
     if 'betas' in options:
         check_pair('optimizer betas', options['betas'], 0, 1)
-    if options.get('shampoo_beta') is not None:
-        check_number('optimizer shampoo_beta', options['shampoo_beta'], 0, 1)
-    for name in ('precondition_frequency', 'max_precondition_dim'):
-        if name in options:
+    for name in ('shampoo_beta', 'momentum'):
+        if options.get(name) is not None:
+            check_number(f'optimizer {name}', options[name], 0, 1)
+    for name in ('precondition_frequency', 'max_precondition_dim', 'ns_steps', 'block_size'):
+        if name in options and not (name == 'block_size' and options[name] is None):
             check_whole(f'optimizer {name}', options[name], 1)
     for name in _FLAGS:
         left_to_torch = name in ('foreach', 'fused') and options.get(name) is None
