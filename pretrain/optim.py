@@ -97,15 +97,20 @@ class PretrainOptimWrapper(OptimWrapper):
             self.method.after_optimizer_step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {'optimizer': self.optimizer.state_dict(), 'scaler': self.scaler.state_dict()}
+        return {
+            'type': type(self.optimizer).__name__,
+            'optimizer': self.optimizer.state_dict(),
+            'scaler': self.scaler.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         held = [group.get('names') for group in state_dict['optimizer']['param_groups']]
         wanted = [group.get('names') for group in self.optimizer.param_groups]
-        if held != wanted:
+        kind = type(self.optimizer).__name__
+        if held != wanted or state_dict.get('type', kind) != kind:
             raise ValueError('the optimizer state belongs to other parameters or another optimizer')
-        # Options of the groups are the config's to decide, also when resuming; only what counts steps is state.
-        options = [{k: v for k, v in g.items() if k not in ('params', 'step')} for g in self.optimizer.param_groups]
+        # Options of the groups are the config's to decide, also when resuming.
+        options = [{k: v for k, v in g.items() if k != 'params'} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state_dict['optimizer'])
         for group, kept in zip(self.optimizer.param_groups, options, strict=True):
             group.update(kept)

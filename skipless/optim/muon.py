@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         matrices, others = ([part for group in params if (part := _part(group, hidden))] for hidden in (True, False))
         if not matrices:
             raise ValueError('Muon found no matrix inside a block of the network; use AdamW or SOAP')
-        shared = dict(lr=lr, weight_decay=weight_decay)
+        shared: dict[str, Any] = dict(lr=lr, weight_decay=weight_decay)
         super().__init__([*matrices, *others], shared)
         muon = torch.optim.Muon(
             matrices, momentum=momentum, nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, **shared
@@ -69,13 +69,17 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        held = {name: part.state_dict() for name, part in self._parts.items()}
+        groups = [group for part in held.values() for group in part['param_groups']]
+        return {'state': {name: part['state'] for name, part in held.items()}, 'param_groups': groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if set(state_dict) != set(self._parts):
-            raise ValueError(f'the optimizer state has {sorted(state_dict)}; expected {sorted(self._parts)} of Muon')
+        state, groups = state_dict['state'], list(state_dict['param_groups'])
+        if set(state) != set(self._parts) or len(groups) != len(self.param_groups):
+            raise ValueError(f'the optimizer state is none of Muon: expected the parts {sorted(self._parts)}')
         for name, part in self._parts.items():
-            part.load_state_dict(state_dict[name])
+            mine, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            part.load_state_dict({'state': state[name], 'param_groups': mine})
         self._share_groups()
 
     def _share_groups(self) -> None:

@@ -165,10 +165,7 @@ class SOAP(torch.optim.Optimizer):
             if self._steps[piece.name] > 0:
                 entry = state.setdefault(piece.name, {'step': self._steps[piece.name], 'pieces': []})
                 entry['pieces'].append(self._shared(piece, held.get(piece.number)))
-        groups = []
-        for group in self.param_groups:
-            options = {key: value for key, value in group.items() if key not in ('params', 'names')}
-            groups.append({**options, 'params': list(group['names'])})
+        groups = [{**group, 'params': list(group['names'])} for group in self.param_groups]
         return {'state': state, 'param_groups': groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -191,7 +188,7 @@ class SOAP(torch.optim.Optimizer):
             for piece, entry in self._matched(name, state.get(name, {'pieces': []})['pieces'])
         }
         for group, loaded in zip(self.param_groups, groups, strict=True):
-            group.update({key: value for key, value in loaded.items() if key not in ('params', 'names')})
+            group.update({key: value for key, value in loaded.items() if key != 'params'})
         self._steps = {name: state[name]['step'] if name in state else 0 for name in self._steps}
         self._batches = _batches(self._own(self._pieces), self._steps)
         for batch in self._batches:

@@ -162,3 +162,10 @@ def test_a_schedule_that_sets_the_rate_reaches_both_parts_of_muon_also_after_a_l
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize('other', ['AdamW', 'SOAP'])
+def test_muon_refuses_the_state_of_another_optimizer(other):
+    model = skipless.build_backbone('skipless_vit_test_patch4_32', depth=1)
+    with pytest.raises(ValueError, match='none of Muon'):
+        build_optimizer(model, 'Muon').load_state_dict(build_optimizer(model, other).state_dict())
