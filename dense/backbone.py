@@ -25,14 +25,14 @@ class SkiplessViT(BaseModule):
     back to span exactly the image, so whatever head follows may resize them to the image's size.
 
     Args:
-        name: Model name for `skipless.build_backbone`.
+        name: Model name for `skipless.build_vit`.
         out_indices: Blocks whose outputs are returned, ascending; negative numbers count from the end.
         checkpoint: Stage-1 checkpoint or other file of ViT weights; ``None`` keeps the random weights.
         which: ``'teacher'`` or ``'student'``, where the checkpoint holds both.
         frozen: Keep the ViT in evaluation mode, without gradients (a probe); otherwise it is fine-tuned.
         norm: Apply the model's final norm to every returned block, as DINO's probes do.
         init_cfg: Accepted for mmseg's sake and must stay ``None``: the weights are settled here.
-        **vit: Arguments of the model, e.g. ``img_size=96, patch_size=8``.
+        **vit: Arguments of the model, e.g. ``img_size=96, patch_size=8``, and ``rival`` and ``graying``.
 
     Raises:
         FileNotFoundError, ValueError: The model, its blocks or its checkpoint are not what was asked for.
@@ -58,7 +58,7 @@ class SkiplessViT(BaseModule):
         super().__init__()
         if checkpoint:
             vit = {'weight_init': 'skip', **vit}  # initialising costs seconds and would be overwritten
-        self.vit = skipless.build_backbone(name, dynamic_img_size=True, dynamic_img_pad=True, **vit)
+        self.vit = skipless.build_vit(name, dynamic_img_size=True, dynamic_img_pad=True, **vit)
         self.out_indices = _resolve_blocks(out_indices, len(self.vit.blocks))
         self.frozen = frozen
         self.norm = norm

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from skipless.checks import check_flag
+from skipless.convmixer import SkiplessConvMixer
 
 
 class ResidualFreeBlock(Block):
@@ -67,28 +68,31 @@ def check_drop_path(rate: float, attention_skip: bool, mlp_skip: bool) -> None:
 
 
 def architecture(model: nn.Module) -> dict[str, Any]:
-    """What a ViT's parameters do not show in their names and shapes, and a checkpoint therefore has to say.
+    """What a model's parameters do not show in their names and shapes, and a checkpoint therefore has to say.
 
     Returns:
-        ``attention_skip`` and ``mlp_skip`` (bool; stock timm ViTs have both), ``num_heads`` and, where there is a
-        position embedding of a grid of patches, its ``grid_size`` [rows, columns].
-
-    Raises:
-        ValueError: The model has no attention.
+        ``attention_skip`` and ``mlp_skip`` (bool; stock timm models have both), ``num_heads`` where there is attention,
+        where there is a position embedding of a grid of patches, its ``grid_size`` [rows, columns], ``skip`` of a
+        `SkiplessConvMixer`, and where a rival or Token Graying has changed the function, what they are: ``rival`` and
+        ``graying``.
     """
-    vit: Any = model
-    # timm's ViTs have blocks of several types; what they share is attention with heads.
+    # timm's models have blocks of several types; what they share is attention with heads.
     heads = next((module.num_heads for module in model.modules() if hasattr(module, 'num_heads')), None)
-    if heads is None:
-        raise ValueError(f'{type(model).__name__} has no attention with num_heads; expected a ViT')
     block = next((module for module in model.modules() if isinstance(module, ResidualFreeBlock)), None)
     tag: dict[str, Any] = {
         'attention_skip': getattr(block, 'attention_skip', True),
         'mlp_skip': getattr(block, 'mlp_skip', True),
-        'num_heads': heads,
     }
-    if getattr(model, 'pos_embed', None) is not None:
-        tag['grid_size'] = list(vit.patch_embed.grid_size)
+    if heads is not None:
+        tag['num_heads'] = heads
+    grid = getattr(getattr(model, 'patch_embed', None), 'grid_size', None)
+    if getattr(model, 'pos_embed', None) is not None and grid is not None:
+        tag['grid_size'] = list(grid)
+    if isinstance(model, SkiplessConvMixer):
+        tag['skip'] = model.skip
+    for entry, change in (('rival', 'rival_tag'), ('graying', 'graying')):
+        if getattr(model, change, None) is not None:
+            tag[entry] = dict(getattr(model, change))
     return tag
 
 

@@ -223,17 +223,17 @@ def check_architecture(model: nn.Module, held: Mapping[str, Any] | None, path: s
         path: Where they come from, for the message.
 
     Raises:
-        ValueError: The skips or the number of heads differ, or the tag is none.
+        ValueError: Skips, number of heads, rival or graying differ, or the tag is none.
     """
     wanted = architecture(model)
     skips = [(held or {}).get(skip, True) for skip in ('attention_skip', 'mlp_skip')] if _is_tag(held) else [None]
     if not all(isinstance(skip, bool) for skip in skips):
         raise ValueError(f'checkpoint {path} has an architecture tag that says nothing: {held!r}')
     tag = {'attention_skip': True, 'mlp_skip': True, **(held or {})}
-    if tag.get('num_heads', wanted['num_heads']) != wanted['num_heads']:
+    if tag.get('num_heads', wanted.get('num_heads')) != wanted.get('num_heads'):
         raise ValueError(
             f'checkpoint {path} holds a ViT with {tag["num_heads"]} attention heads and the model has '
-            f'{wanted["num_heads"]}; the shapes would fit but not the features, so set num_heads={tag["num_heads"]}'
+            f'{wanted.get("num_heads")}; the shapes would fit but not the features, so set num_heads={tag["num_heads"]}'
         )
     if any(tag[skip] != wanted[skip] for skip in ('attention_skip', 'mlp_skip')):
         untagged = '' if held else ' (it carries no tag, as public ViTs, which have skips)'
@@ -242,6 +242,13 @@ def check_architecture(model: nn.Module, held: Mapping[str, Any] | None, path: s
             f'{describe_architecture(wanted)}; the names would fit but the features be meaningless, so build the model '
             f'with attention_skip={tag["attention_skip"]}, mlp_skip={tag["mlp_skip"]}'
         )
+    for entry, absent in (('skip', True), ('rival', None), ('graying', None)):
+        theirs, ours = tag.get(entry, absent), wanted.get(entry, absent)
+        if theirs != ours:
+            raise ValueError(
+                f'checkpoint {path} holds a model with {entry}={theirs!r} and this one has {entry}={ours!r}, another '
+                f'function of such tensors; build the model with {entry}={theirs!r}'
+            )
 
 
 def _is_tag(held: Any) -> bool:

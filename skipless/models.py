@@ -1,4 +1,4 @@
-"""Residual-free ViTs registered with timm, and one way to build any ViT by name."""
+"""Residual-free ViTs registered with timm, and one way to build any timm model by name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from functools import partial
 from typing import Any
 
 import timm
+import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
 from skipless.attention import attention_layer
 from skipless.block import ResidualFreeBlock, check_drop_path
+from skipless.graying import apply_graying
 from skipless.init import InitRecipe, init_residual_free_, resolve_recipe
+from skipless.rivals import apply_rival
 
 # ImageNet statistics, as timm's own ViTs trained from scratch use them.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -60,31 +63,72 @@ class SkiplessVisionTransformer(VisionTransformer):
             init_residual_free_(self, **recipe.__dict__)
 
 
-def build_backbone(name: str, **kwargs: Any) -> VisionTransformer:
-    """Build any timm-registered ViT, ours or stock, without a classifier unless ``num_classes`` asks for one.
+def model_class(name: str) -> type[nn.Module]:
+    """The class of a timm-registered model, found out without memory for its weights or their initialisation.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    _check_registered(name)
+    with torch.device('meta'):
+        return type(timm.create_model(name))
+
+
+def build_backbone(
+    name: str,
+    *,
+    rival: str | dict[str, Any] | None = None,
+    graying: str | dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Build any timm-registered model, ours or stock, without a classifier unless ``num_classes`` asks for one.
 
     Args:
         name: Registered model name, e.g. ``'skipless_vit_small_patch16_224'`` or ``'vit_small_patch16_224'``.
+        rival: Another paper's proposal to apply to the model; see `skipless.rivals.apply_rival`.
+        graying: Token Graying, e.g. ``dict(kind='dct', eps=0.95, at='patches')``; see `skipless.graying.apply_graying`.
         **kwargs: Arguments of the model, e.g. ``img_size=96, patch_size=8, embed_dim=192``.
 
     Raises:
-        ValueError: The name is unknown, the model is no ViT, or its sizes do not fit.
+        ValueError: The name, an argument, the rival or the graying is unknown or does not fit the model.
     """
+    _check_registered(name)
+    try:
+        model = timm.create_model(name, **{'num_classes': 0, **kwargs})
+    except (TypeError, AttributeError, ArithmeticError, AssertionError) as error:
+        raise ValueError(f'backbone {name!r} cannot be built with {kwargs}: {error}') from error
+    if isinstance(model, VisionTransformer):
+        image, patch = model.patch_embed.img_size, model.patch_embed.patch_size
+        if (image[0] % patch[0] or image[1] % patch[1]) and not model.patch_embed.dynamic_img_pad:
+            raise ValueError(f'backbone {name!r}: img_size={image} is not a multiple of patch_size={patch}')
+    if rival is not None:
+        apply_rival(model, rival)
+    if graying is not None:
+        apply_graying(model, graying)
+    return model
+
+
+def build_vit(name: str, **kwargs: Any) -> VisionTransformer:
+    """`build_backbone` for what only a ViT can do.
+
+    Raises:
+        ValueError: As there, or the model is no ``VisionTransformer``.
+    """
+    found = model_class(name)
+    if not issubclass(found, VisionTransformer):
+        raise ValueError(
+            f'backbone {name!r} is a {found.__name__}; expected a timm VisionTransformer, such as '
+            "'vit_small_patch16_224' or 'skipless_vit_small_patch16_224'"
+        )
+    return build_backbone(name, **kwargs)
+
+
+def _check_registered(name: str) -> None:
     if not isinstance(name, str) or not timm.is_model(name):
         near = difflib.get_close_matches(str(name), timm.list_models(), n=3)
         raise ValueError(
             f'backbone name {name!r} is not registered with timm' + (f'; did you mean one of {near}?' if near else '')
         )
-    try:
-        model = timm.create_model(name, **{'num_classes': 0, **kwargs})
-    except (TypeError, AttributeError, ArithmeticError, AssertionError) as error:
-        raise ValueError(f'backbone {name!r} cannot be built with {kwargs}: {error}') from error
-    if not isinstance(model, VisionTransformer):
-        raise ValueError(f'backbone {name!r} is a {type(model).__name__}; expected a timm VisionTransformer')
-    image, patch = model.patch_embed.img_size, model.patch_embed.patch_size
-    if (image[0] % patch[0] or image[1] % patch[1]) and not model.patch_embed.dynamic_img_pad:
-        raise ValueError(f'backbone {name!r}: img_size={image} is not a multiple of patch_size={patch}')
-    return model
 
 
 _SIZES: dict[str, dict[str, Any]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def mean_token_cosine(x: Tensor) -> Tensor:
@@ -47,38 +46,49 @@ def condition_number(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def value_output_condition(model: VisionTransformer) -> Tensor | None:
+def value_output_condition(model: nn.Module) -> Tensor | None:
     """Condition number of W_V W_O, the map of a whole attention layer from values to outputs, block by block.
 
     A skipless network trains through it, and `init_residual_free_` makes it 1 (arXiv 2510.00345).
 
     Returns:
-        ``(L,)`` for L blocks, float64; None if a block's attention has no ``qkv`` and ``proj``.
+        ``(L,)`` for L blocks, float64; None if the model has no row of blocks with ``qkv`` and ``proj`` in attention.
     """
-    layers: Any = [getattr(block, 'attn', None) for block in model.blocks]
-    if not all(hasattr(layer, 'qkv') and hasattr(layer, 'proj') for layer in layers):
+    blocks: Any = getattr(model, 'blocks', [])
+    layers: Any = [getattr(block, 'attn', None) for block in blocks]
+    if not layers or not all(hasattr(layer, 'qkv') and hasattr(layer, 'proj') for layer in layers):
         return None
-    maps = [layer.proj.weight.double() @ layer.qkv.weight.double().chunk(3)[2] for layer in layers]
+    maps = [layer.proj.weight.double() @ _weight(layer.qkv).double().chunk(3)[2] for layer in layers]
     values = torch.linalg.svdvals(torch.stack(maps))
     return values[:, 0] / values[:, -1]
 
 
 @torch.no_grad()
-def block_statistics(model: VisionTransformer, images: Tensor) -> dict[str, Tensor]:
+def block_statistics(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """Statistics of the patch tokens after every block, averaged over images.
+
+    Of models that are no ViT, the cells of a feature map are the tokens, and stages take the place of blocks where timm
+    gives no more. Maps of a single cell are left out.
 
     Condition numbers are averaged geometrically, since they span decades.
 
     Args:
-        model: A timm ViT; its training mode is left as it is.
+        model: A timm model; its training mode is left as it is.
         images: ``(B, 3, H, W)``, normalised.
 
     Returns:
         ``token_cosine``, ``effective_rank``, ``condition_number`` and ``centred_rank``, each ``(L,)`` for L blocks.
         The last is the effective rank about the image's mean token: what tokens still tell apart when a vector common
-        to all of them, which a norm or a bias can remove, hides it from the others.
+        to all of them, which a norm or a bias can remove, hides it from the others. Nothing if the model gives no
+        feature maps.
     """
-    blocks: Any = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
+    forward: Any = getattr(model, 'forward_intermediates', None)
+    if forward is None:
+        return {}
+    maps = forward(images, norm=False, output_fmt='NCHW', intermediates_only=True)
+    blocks = [features.flatten(2).mT for features in maps if features[0, 0].numel() > 1]
+    if not blocks:
+        return {}
     # Block by block: float64 copies of all tokens at once would be the largest thing in memory.
     cosine, rank, centred, condition = (
         torch.stack(column) for column in zip(*(_image_statistics(tokens.double()) for tokens in blocks), strict=True)
@@ -103,3 +113,8 @@ def _effective_rank(values: Tensor) -> Tensor:
     energy = values.square()
     share = energy / energy.sum(dim=-1, keepdim=True)
     return torch.special.entr(share).sum(dim=-1).exp()
+
+
+def _weight(layer: Any) -> Tensor:
+    """The matrix that a linear layer multiplies with, which a rival may correct."""
+    return layer.effective_weight() if hasattr(layer, 'effective_weight') else layer.weight

@@ -1,7 +1,8 @@
-"""What all pretraining methods share: the contract with the training loop, and a ViT taken in two halves."""
+"""What all pretraining methods share: the contract with the training loop, and a backbone taken in two halves."""
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import skipless
 from pretrain.data import DeviceAugment
 from skipless.checks import check_flag
+from skipless.models import model_class
 
 
 class Method(BaseModel):
@@ -72,7 +74,7 @@ class Method(BaseModel):
 
     @property
     @abstractmethod
-    def monitored_backbone(self) -> VisionTransformer:
+    def monitored_backbone(self) -> nn.Module:
         """The backbone that is evaluated and exported."""
 
     def set_schedule(self, step: int, total_steps: int) -> None:
@@ -90,21 +92,29 @@ class Method(BaseModel):
         backbone = self.monitored_backbone
         training = backbone.training
         backbone.eval()
-        features = self.pooled(forward_tokens(backbone, images))
+        features = self.pooled(forward_features(backbone, images))
         backbone.train(training)
         return features
 
-    def pooled(self, tokens: Tensor) -> Tensor:
-        """One vector per image ``(B, D)`` from the monitored backbone's tokens, by its own pooling."""
-        return pool_tokens(self.monitored_backbone, tokens)
+    def pooled(self, features: Tensor) -> Tensor:
+        """One vector per image ``(B, D)`` from the monitored backbone's features, by its own pooling."""
+        return pool_features(self.monitored_backbone, features)
 
 
-def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False, **defaults: Any) -> VisionTransformer:
-    """Build a backbone from its config, on top of ``defaults``, and check that it can be pretrained.
+def build_backbone(
+    backbone: dict[str, Any], grad_checkpointing: bool = False, vit_for: str | None = None, **preferred: Any
+) -> Any:
+    """Build a backbone from its config and check that it can be pretrained.
+
+    Args:
+        backbone: Arguments of `skipless.build_backbone`.
+        grad_checkpointing: Recompute its blocks in the backward pass.
+        vit_for: What only a timm ``VisionTransformer`` can be used for, where one is needed.
+        **preferred: Arguments that the config may override, for models that have them.
 
     Raises:
-        ValueError: The config has a classifier, no pooling or other than 3 channels, or is none for
-            `skipless.build_backbone`.
+        ValueError: The config has a classifier, no pooling or other than 3 channels, names no ViT where one is needed,
+            or is none for `skipless.build_backbone`.
     """
     if not isinstance(backbone, dict) or not isinstance(backbone.get('name', ''), str):
         raise ValueError(f'backbone={backbone!r}: expected a dict such as dict(name="skipless_vit_small_patch16_224")')
@@ -116,15 +126,31 @@ def build_vit(backbone: dict[str, Any], grad_checkpointing: bool = False, **defa
         )
     if 'name' not in backbone:
         raise ValueError(f'backbone={dict(backbone)} has no name; expected e.g. name="skipless_vit_small_patch16_224"')
-    vit = skipless.build_backbone(**{**defaults, **backbone})
-    if vit.in_chans != 3:
-        raise ValueError(f'backbone in_chans={vit.in_chans}: images have 3 channels; leave the key out')
-    if vit.global_pool == '':
+    found = model_class(backbone['name'])
+    if vit_for is not None and not issubclass(found, VisionTransformer):
+        raise ValueError(
+            f'{vit_for} needs a timm VisionTransformer and backbone {backbone["name"]!r} is a {found.__name__}; use a '
+            'ViT, or train this one by Supervised or by DINO without iBOT'
+        )
+    preferred = {key: value for key, value in preferred.items() if _takes(found, key)}
+    model = skipless.build_backbone(**{**preferred, **backbone})
+    if model.in_chans != 3:
+        raise ValueError(f'backbone in_chans={model.in_chans}: images have 3 channels; leave the key out')
+    # Where timm keeps the pooling depends on the family, and in some it is a module.
+    pool = getattr(model, 'global_pool', getattr(getattr(model, 'head', None), 'global_pool', None))
+    if getattr(pool, 'pool_type', pool) == '':
         raise ValueError("backbone global_pool='': pretraining needs one vector per image; use 'token' or 'avg'")
-    skipless.architecture(vit)  # what cannot be described cannot be saved: complain now, not at the first checkpoint
-    if grad_checkpointing:
-        vit.set_grad_checkpointing(True)
-    return vit
+    try:
+        if grad_checkpointing:
+            model.set_grad_checkpointing(True)
+    except AssertionError as error:
+        raise ValueError(f'grad_checkpointing=True: timm cannot do it for a {found.__name__}; set False') from error
+    return model
+
+
+def _takes(model: type[nn.Module], option: str) -> bool:
+    """Whether a class or one that it is derived from has an option of that name."""
+    return any(option in inspect.signature(kind).parameters for kind in model.__mro__[:-1])
 
 
 def drops_patches(vit: VisionTransformer) -> bool:
@@ -184,9 +210,30 @@ def forward_tokens(
     return encode_tokens(vit, embed_tokens(vit, images, mask, mask_token))
 
 
-def pool_tokens(vit: VisionTransformer, tokens: Tensor) -> Tensor:
-    """One vector per image ``(B, D)``, by the backbone's own pooling, of the output of `encode_tokens`."""
-    return vit.forward_head(tokens, pre_logits=True)
+def forward_features(model: Any, images: Tensor) -> Tensor:
+    """Features of images ``(B, 3, H, W)`` in the model's own layout, normalised: tokens of a ViT, else maybe a map.
+
+    Raises:
+        ValueError: The model cannot take images of this size.
+    """
+    if isinstance(model, VisionTransformer):
+        return forward_tokens(model, images)
+    try:
+        return model.forward_features(images)
+    except (AssertionError, RuntimeError) as error:  # how timm and torch say that a size does not fit
+        if type(error) not in (AssertionError, RuntimeError):
+            raise  # as for memory that is exhausted
+        height, width = images.shape[-2:]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f'a {type(model).__name__} as it is built does not take images of {height}x{width} pixels ({reason}); set '
+            'its img_size to the crop size, use larger crops or another model'
+        ) from error
+
+
+def pool_features(model: Any, features: Tensor) -> Tensor:
+    """One vector per image ``(B, D)``, by the backbone's own pooling, of the output of `forward_features`."""
+    return model.forward_head(features, pre_logits=True)
 
 
 def patch_tokens(vit: VisionTransformer, tokens: Tensor) -> Tensor:

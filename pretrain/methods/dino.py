@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from mmengine.registry import MODELS
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pretrain.losses import Centre, cross_entropy, dino_loss, feature_std, teacher_distribution
 from pretrain.masking import PatchMask, blockwise_mask
-from pretrain.methods.base import Method, build_vit, drops_patches, forward_tokens, patch_tokens, pool_tokens
+from pretrain.methods.base import (
+    Method,
+    build_backbone,
+    drops_patches,
+    forward_features,
+    forward_tokens,
+    patch_tokens,
+    pool_features,
+)
 from pretrain.methods.heads import ProjectionHead
 from pretrain.schedules import cosine, linear_warmup, resolve_steps
 from skipless.checks import check_flag, check_number, check_pair, check_whole
@@ -24,7 +31,7 @@ class Branch(nn.Module):
     State-dict keys are ``backbone.*``, ``head.*`` and, where patches have their own, ``patch_head.*``.
     """
 
-    def __init__(self, backbone: VisionTransformer, head: ProjectionHead, patch_head: ProjectionHead | None) -> None:
+    def __init__(self, backbone: Any, head: ProjectionHead, patch_head: ProjectionHead | None) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -35,7 +42,7 @@ class Branch(nn.Module):
         return [self.head] if self.patch_head is None else [self.head, self.patch_head]
 
     def patch_logits(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Logits ``(M, K)`` of the patches at places ``(M,)`` of the flattened ``n N``."""
+        """Logits ``(M, K)`` of the patches at places ``(M,)`` of the flattened ``n N``; of a ViT."""
         patches = patch_tokens(self.backbone, tokens).flatten(0, 1)
         return self.heads[-1](patches[places])
 
@@ -52,7 +59,8 @@ class DINO(Method):
     Lengths are in optimizer steps (``int``) or a fraction of the run (``float``).
 
     Args:
-        backbone: Arguments of `skipless.build_backbone`; ``dynamic_img_size`` is on, for local crops.
+        backbone: Arguments of `skipless.build_backbone`, for any model that takes images of several sizes, and a ViT
+            for iBOT. ``dynamic_img_size`` is on where there is such an option, for local crops.
         data_preprocessor: See `Method`.
         prototypes: Outputs K of the heads.
         head_hidden, bottleneck, head_batch_norm: See `ProjectionHead`.
@@ -139,20 +147,21 @@ class DINO(Method):
         self.ibot_mask_ratio = ibot_mask_ratio
         self.ibot_mask_probability = ibot_mask_probability
 
-        vit = build_vit(backbone, grad_checkpointing, dynamic_img_size=True)
+        vit_for = 'ibot_weight > 0' if ibot_weight else None
+        model = build_backbone(backbone, grad_checkpointing, vit_for, dynamic_img_size=True)
 
         def head() -> ProjectionHead:
-            return ProjectionHead(vit.num_features, prototypes, head_hidden, bottleneck, head_batch_norm)
+            return ProjectionHead(model.head_hidden_size, prototypes, head_hidden, bottleneck, head_batch_norm)
 
-        self.student = Branch(vit, head(), head() if ibot_weight and ibot_separate_head else None)
+        self.student = Branch(model, head(), head() if ibot_weight and ibot_separate_head else None)
         # Half-precision increments of (1 - momentum) would be lost, so the teacher is float32 whatever the
         # student is.
         self.teacher = deepcopy(self.student).float().requires_grad_(False).eval()
         self.centre = Centre(prototypes, centre_momentum)
         if ibot_weight:
-            if drops_patches(vit):
+            if drops_patches(model):
                 raise ValueError('ibot_weight > 0 needs all patches; leave patch_drop_rate out of the backbone')
-            self.mask_token = nn.Parameter(torch.zeros(vit.embed_dim))
+            self.mask_token = nn.Parameter(torch.zeros(model.embed_dim))
             self.patch_centre = Centre(prototypes, centre_momentum)
 
     def train(self, mode: bool = True) -> DINO:
@@ -162,7 +171,7 @@ class DINO(Method):
         return self
 
     @property
-    def monitored_backbone(self) -> VisionTransformer:
+    def monitored_backbone(self) -> nn.Module:
         return self.teacher.backbone
 
     def set_schedule(self, step: int, total_steps: int) -> None:
@@ -194,19 +203,19 @@ class DINO(Method):
         masked = self._sample_mask(images)
 
         with torch.no_grad():
-            teacher_tokens = forward_tokens(self.teacher.backbone, images)
+            teacher_tokens = forward_features(self.teacher.backbone, images)
             embeddings = self.pooled(teacher_tokens)
             targets, entropy = self._targets(self.teacher.head(embeddings), self.centre, self.teacher_temperature)
 
         # One forward per resolution, and one of the head for all views.
         student = self.student.backbone
         if masked is None:
-            student_tokens = forward_tokens(student, images)
+            student_tokens = forward_features(student, images)
         else:
             student_tokens = forward_tokens(student, images, masked.mask, self.mask_token)
-        features = [pool_tokens(student, student_tokens)]
+        features = [pool_features(student, student_tokens)]
         if local_crops is not None:
-            features.append(pool_tokens(student, forward_tokens(student, local_crops.flatten(0, 1))))
+            features.append(pool_features(student, forward_features(student, local_crops.flatten(0, 1))))
         logits = self.student.head(torch.cat(features))
 
         loss = dino_loss(

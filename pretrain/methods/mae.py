@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from pretrain.losses import feature_std, mae_loss, mae_targets
 from pretrain.masking import random_masking, visible_count
-from pretrain.methods.base import Method, build_vit, drops_patches, embed_tokens, encode_tokens, patch_tokens
+from pretrain.methods.base import Method, build_backbone, drops_patches, embed_tokens, encode_tokens, patch_tokens
 from pretrain.methods.heads import Decoder, sincos_position, take
 from skipless.checks import check_flag, check_number, check_whole
+from skipless.rivals import check_masked
 
 
 @MODELS.register_module()
@@ -22,7 +23,7 @@ class MAE(Method):
     """Masked autoencoder (arXiv 2111.06377): encode a few patches, predict the pixels of all others.
 
     Args:
-        backbone: Arguments of `skipless.build_backbone`.
+        backbone: Arguments of `skipless.build_backbone`, for a ViT.
         data_preprocessor: See `Method`.
         mask_ratio: Share of the patches to mask.
         decoder_dim, decoder_depth, decoder_heads: Size of the decoder.
@@ -58,10 +59,11 @@ class MAE(Method):
         flags = dict(decoder_skip=decoder_skip, normalise_targets=normalise_targets, fixed_position=fixed_position)
         for name, flag in flags.items():
             check_flag(name, flag)
-        vit = build_vit(backbone, grad_checkpointing)
+        vit: VisionTransformer = build_backbone(backbone, grad_checkpointing, vit_for='MAE')
         embed = vit.patch_embed
         if vit.pos_embed is None:
             raise ValueError("backbone pos_embed='none': MAE cannot tell where a visible patch was; leave the key out")
+        check_masked(vit, fixed_position)
         if vit.global_pool in ('map', 'prr') or drops_patches(vit):
             raise ValueError("backbone global_pool='map' or patch_drop_rate has no use in MAE; leave both out")
         visible_count(embed.num_patches, mask_ratio)  # complain now, not in the first step
@@ -119,9 +121,9 @@ class MAE(Method):
                 'size, or the img_size of the backbone, to the other'
             )
 
-    def pooled(self, tokens: Tensor) -> Tensor:
+    def pooled(self, features: Tensor) -> Tensor:
         """Mean of the patch tokens: nothing trains the class token to summarise an image."""
-        return patch_tokens(self.backbone, tokens).mean(dim=1)
+        return patch_tokens(self.backbone, features).mean(dim=1)
 
 
 @torch.no_grad()

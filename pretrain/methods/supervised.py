@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from mmengine.registry import MODELS
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.methods.base import Method, build_vit, forward_tokens
+from pretrain.methods.base import Method, build_backbone, forward_features
 from skipless.checks import check_number, check_whole
 
 
@@ -18,11 +17,11 @@ from skipless.checks import check_number, check_whole
 class Supervised(Method):
     """Cross-entropy on a linear classifier.
 
-    The classifier sees what the backbone's ``global_pool`` makes of the tokens (``'token'``, ``'avg'``, ...),
+    The classifier sees what the backbone's ``global_pool`` makes of its features (``'token'``, ``'avg'``, ...),
     after its ``drop_rate``.
 
     Args:
-        backbone: Arguments of `skipless.build_backbone`.
+        backbone: Arguments of `skipless.build_backbone`; any image classifier of timm will do.
         num_classes: Classes C.
         data_preprocessor: See `Method`.
         label_smoothing: Share of the target spread evenly over all classes.
@@ -53,14 +52,14 @@ class Supervised(Method):
         self.mixtures = [
             (mix, alpha) for mix, alpha in ((mixup, mixup_alpha), (cutmix, cutmix_alpha)) if _used(mix.__name__, alpha)
         ]
-        self.backbone = build_vit(backbone, grad_checkpointing)
-        self.head = nn.Linear(self.backbone.num_features, num_classes)
+        self.backbone = build_backbone(backbone, grad_checkpointing)
+        self.head = nn.Linear(self.backbone.head_hidden_size, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
         self._labels_checked = False
 
     @property
-    def monitored_backbone(self) -> VisionTransformer:
+    def monitored_backbone(self) -> nn.Module:
         return self.backbone
 
     def classify(self, features: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ class Supervised(Method):
         """See `Method.loss`; every global crop is a sample of its own. ``train_top1`` is a share in [0, 1]."""
         label = self._check_labels(label).repeat(len(global_crops))
         images, other, weight = self._mix(global_crops.flatten(0, 1), label)
-        logits = self.classify(self.pooled(forward_tokens(self.backbone, images)))
+        logits = self.classify(self.pooled(forward_features(self.backbone, images)))
         loss = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
         if weight < 1:
             loss = weight * loss + (1 - weight) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)

@@ -3,7 +3,7 @@
 A stack is a tensor ``(P, d_0, ..., d_k)`` of P tensors. Each side i has a factor ``(P, d_i, d_i)``, the moving average
 of the gradient's Gram matrix along it, and a basis of the factor's approximate eigenvectors in columns, in descending
 order of eigenvalue. A side that is not preconditioned has None for both. Of a large factor only the lower triangle
-counts. LAPACK returns columns; bases are laid out in rows, as they are after a checkpoint, so that products round alike.
+counts. LAPACK returns columns; bases are laid out in rows, as after a checkpoint, so that products round alike.
 """
 
 from __future__ import annotations

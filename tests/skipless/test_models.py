@@ -135,7 +135,6 @@ def test_features_only_and_classifier():
     ('name', 'kwargs', 'words'),
     [
         ('skipless_vit_smal_patch16_224', {}, 'not registered'),
-        ('resnet18', {}, 'ResNet.*VisionTransformer'),
         (TEST, dict(img_size=30), r'img_size=\(30, 30\) is not a multiple of patch_size=\(4, 4\)'),
         (TEST, dict(embed_dim=65), 'embed_dim.: 65.*divisible by num_heads'),
         (TEST, dict(colour='red'), 'colour'),
@@ -154,6 +153,46 @@ def test_architecture(attention_skip, mlp_skip):
     assert skipless.architecture(model) == tag
 
 
+@pytest.mark.parametrize('name', ['resnet18', 'swin_tiny_patch4_window7_224', 'cait_xxs24_224', 'pvt_v2_b0'])
+def test_any_model_can_be_built_and_only_a_vit_where_one_is_needed(name, monkeypatch):
+    found = skipless.models.model_class(name)
+    model = skipless.build_backbone(name)
+    assert type(model) is found
+    assert model.num_classes == 0
+    built = []
+    monkeypatch.setattr(timm, 'create_model', lambda name, **kwargs: built.append(kwargs) or model)
+    with pytest.raises(ValueError, match=rf'{name!r} is a {found.__name__}; expected a timm VisionTransformer'):
+        skipless.build_vit(name, dynamic_img_pad=True)
+    assert built == [{}]  # refused by its class, before options that only a ViT has
+
+
+def test_the_class_of_a_model_costs_no_memory(monkeypatch):
+    devices = []
+    create = timm.create_model
+    monkeypatch.setattr(timm, 'create_model', lambda *a, **k: devices.append(create(*a, **k)) or devices[-1])
+    assert skipless.models.model_class('skipless_vit_large_patch16_224') is skipless.SkiplessVisionTransformer
+    assert all(parameter.is_meta for parameter in devices[0].parameters())
+    with pytest.raises(ValueError, match='not registered'):
+        skipless.models.model_class('vit_no_such')
+
+
+def test_build_vit_is_build_backbone_for_vits():
+    model = skipless.build_vit(TEST, depth=1, graying='dct')
+    assert isinstance(model, skipless.SkiplessVisionTransformer)
+    assert len(model.blocks) == 1
+    assert model.graying == dict(kind='dct', eps=0.95, at='patches')
+
+
+def test_rivals_are_applied_before_graying(monkeypatch):
+    order = []
+    monkeypatch.setattr('skipless.models.apply_rival', lambda model, rival: order.append(('rival', rival)))
+    monkeypatch.setattr('skipless.models.apply_graying', lambda model, graying: order.append(('graying', graying)))
+    skipless.build_backbone(TEST, graying=dict(eps=0.9), rival='some')
+    assert order == [('rival', 'some'), ('graying', dict(eps=0.9))]
+    skipless.build_backbone(TEST)
+    assert len(order) == 2
+
+
 def test_stock_vit_has_both_skips():
     tag = skipless.architecture(timm.create_model('test_vit'))
     assert (tag['attention_skip'], tag['mlp_skip']) == (True, True)
@@ -168,9 +207,19 @@ def test_architecture_of_a_stock_vit_with_blocks_of_another_type(name, kwargs):
     assert skipless.architecture(model) == dict(attention_skip=True, mlp_skip=True, num_heads=4, grid_size=[2, 2])
 
 
-def test_architecture_needs_attention():
-    with pytest.raises(ValueError, match='no attention'):
-        skipless.architecture(torch.nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    ('name', 'rest'),
+    [
+        ('swin_tiny_patch4_window7_224', dict(num_heads=3)),
+        ('cait_xxs24_224', dict(num_heads=4, grid_size=[14, 14])),
+        ('pvt_v2_b1', dict(num_heads=1)),
+        ('convmixer_768_32', {}),
+    ],
+)
+def test_architecture_of_other_families_says_what_they_have(name, rest):
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    assert skipless.architecture(model) == dict(attention_skip=True, mlp_skip=True, **rest)
 
 
 def fake_xformers(monkeypatch, calls):

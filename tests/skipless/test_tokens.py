@@ -74,6 +74,39 @@ def test_block_statistics_measure_each_blocks_patch_tokens():
         assert float(found['condition_number'][i]) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ('config', 'maps'),
+    [
+        (dict(name='swin_tiny_patch4_window7_224', img_size=32, embed_dim=24, depths=(1, 1), num_heads=(2, 2)), 2),
+        (dict(name='cait_xxs24_224', img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2), 3),
+        (dict(name='pvt_v2_b0', depths=(1,) * 4, embed_dims=(8, 16, 24, 32), num_heads=(1, 1, 2, 2)), 4),
+        (dict(name='skipless_convmixer_768_32', dim=16, depth=2, patch_size=4), 2),
+    ],
+)
+def test_block_statistics_of_other_families_are_those_of_the_cells_of_their_maps(config, maps, generator):
+    model = skipless.build_backbone(**config).eval()
+    images = torch.randn(2, 3, 32, 32, generator=generator)
+    with torch.no_grad():
+        features = model.forward_intermediates(images, intermediates_only=True)
+    assert len(features) == maps
+    features = [cells for cells in features if cells.shape[2] * cells.shape[3] > 1]  # PVT's last map is one cell
+    found = block_statistics(model, images)
+    assert len(found['token_cosine']) == len(features) >= 2
+    for i, cells in enumerate(features):
+        tokens = torch.stack([cells[:, :, r, c] for r in range(cells.shape[2]) for c in range(cells.shape[3])], dim=1)
+        assert float(found['token_cosine'][i]) == pytest.approx(float(mean_token_cosine(tokens).mean()), abs=1e-9)
+        assert float(found['effective_rank'][i]) == pytest.approx(float(effective_rank(tokens).mean()))
+
+
+def test_no_statistics_of_a_model_that_shows_no_tokens():
+    model = torch.nn.Conv2d(3, 4, 2)
+    assert block_statistics(model, torch.randn(1, 3, 4, 4)) == {}
+    assert value_output_condition(model) is None
+    model = skipless.build_backbone('pvt_v2_b0', depths=(1,) * 4, embed_dims=(8,) * 4, num_heads=(1,) * 4)
+    model.forward_intermediates = lambda *args, **kwargs: [torch.randn(2, 8, 1, 1)]
+    assert block_statistics(model, torch.randn(2, 3, 32, 32)) == {}
+
+
 def test_block_statistics_take_one_block_at_a_time_and_average_over_images(monkeypatch, generator):
     model = skipless.build_backbone('skipless_vit_test_patch4_32', depth=3).eval()
     images = torch.randn(2, 3, 32, 32, generator=generator)
@@ -86,7 +119,7 @@ def test_block_statistics_take_one_block_at_a_time_and_average_over_images(monke
         blocks = model.forward_intermediates(images, norm=False, output_fmt='NLC', intermediates_only=True)
     tokens = torch.stack(blocks).double()
     centred = tokens - tokens.mean(dim=-2, keepdim=True)
-    assert torch.equal(found['token_cosine'], mean_token_cosine(tokens).mean(dim=1))
+    assert torch.allclose(found['token_cosine'], mean_token_cosine(tokens).mean(dim=1), rtol=1e-12)
     assert torch.allclose(found['effective_rank'], effective_rank(tokens).mean(dim=1), rtol=1e-12)
     assert torch.allclose(found['centred_rank'], effective_rank(centred).mean(dim=1), rtol=1e-12)
     assert torch.allclose(found['condition_number'], condition_number(tokens).log().mean(dim=1).exp(), rtol=1e-9)
