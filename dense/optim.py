@@ -44,11 +44,10 @@ class SkiplessOptimWrapperConstructor:
         config.setdefault('type', 'OptimWrapper')
         network = getattr(model, 'module', model)  # under DistributedDataParallel
         options = dict(config.pop('optimizer'))
-        if options.get('type') == 'SOAP':
-            if options.setdefault('shard', False):
-                raise ValueError(
-                    'optim_wrapper.optimizer.shard=True: stage 2 saves from its first process alone, which cannot '
-                    'gather a shared state; leave the key out'
-                )
+        if options.get('type') == 'SOAP' and options.setdefault('shard', False):
+            raise ValueError(
+                'optim_wrapper.optimizer.shard=True: stage 2 saves from its first process alone, which cannot gather '
+                'a shared state; leave the key out'
+            )
         optimizer = build_optimizer(network, **options)
         return OPTIM_WRAPPERS.build(config, default_args=dict(optimizer=optimizer))

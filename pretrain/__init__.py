@@ -4,6 +4,6 @@ Importing the package registers its datasets, methods, hooks and runner, so ``cu
 dict(imports=['pretrain'])`` is all a config needs.
 """
 
-from pretrain import data, evaluation, hooks, methods, optim, runner
+from pretrain import data, diagnostics, evaluation, hooks, methods, optim, runner
 
-__all__ = ['data', 'evaluation', 'hooks', 'methods', 'optim', 'runner']
+__all__ = ['data', 'diagnostics', 'evaluation', 'hooks', 'methods', 'optim', 'runner']
